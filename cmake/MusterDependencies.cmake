@@ -38,6 +38,12 @@ find_path(MUSTER_JWT_INCLUDE jwt.h)
 if(NOT MUSTER_JWT_LIBRARY OR NOT MUSTER_JWT_INCLUDE)
   message(STATUS "Muster: no libjwt, so that OpenID Connect is left out")
 endif()
+# Keys of issuers of identity tokens are fetched by it.
+find_library(MUSTER_CURL_LIBRARY curl)
+find_path(MUSTER_CURL_INCLUDE curl/curl.h)
+if(NOT MUSTER_CURL_LIBRARY OR NOT MUSTER_CURL_INCLUDE)
+  message(STATUS "Muster: no libcurl, so that keys of issuers are read from files alone")
+endif()
 
 if(MUSTER_TESTS)
   find_package(GTest REQUIRED)

@@ -58,6 +58,13 @@ constexpr size_t kRateLimitedMax = 65'536;        // callers whose rate is known
 // Entries in the audit log for refused calls of one address and method; the others are counted.
 constexpr double kRefusalsAuditedPerSecond = 1;
 constexpr double kRefusalsAuditedAtOnce = 20;
+// The keys of an issuer of identity tokens (rpc/issuer_keys.h).
+constexpr absl::Duration kKeysRefresh = absl::Minutes(10);
+constexpr absl::Duration kKeysRetry = absl::Seconds(10);
+constexpr absl::Duration kKeysPatience = absl::Seconds(10);
+// For so long a connection may shake hands, and be open without a call.
+constexpr absl::Duration kHandshakeTimeout = absl::Seconds(10);
+constexpr absl::Duration kIdleConnectionTimeout = absl::Minutes(10);
 // What a connection may have open at a time, and what all requests together may take.
 constexpr int kStreamsPerConnectionMax = 16'384;
 constexpr size_t kRequestBytesMax = size_t{1} << 30;

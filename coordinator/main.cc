@@ -2,6 +2,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -86,6 +87,14 @@ absl::Status CheckListen(const Flags& flags) {
       "--tls-cert, --tls-key and --tls-ca (`muster admin pki init` makes them; docs/security.md), "
       "or "
       "--insecure where the network lets nobody else in"));
+}
+
+// Every connection is a descriptor, and so is every file of the store.
+void RaiseOpenFiles() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // Waits for SIGTERM, SIGINT or the failure of a part. Constructed before any thread starts, so that
@@ -399,6 +408,7 @@ int Main(int argc, char** argv) {
   }
   // gRPC's own log lines are not JSON. What matters is in the Status of calls, which is logged.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  RaiseOpenFiles();
   StopSignal stop;
   const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed, {.component = "coordinator"});
   const absl::Status status = Run(flags, *log, stop);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "security/fetch.h"
 
 namespace muster::security {
 namespace {
@@ -62,6 +63,10 @@ absl::StatusOr<Issuer> OidcOf(const YAML::Node& node) {
   for (const char* required : {"issuer", "audience", "jwks"}) {
     if (fields.at(required)->empty())
       return At(node, absl::StrCat("oidc.", required, " is missing"));
+  }
+  if (out.KeysAreFetched()) {
+    const absl::Status url = CheckKeyUrl(out.jwks);
+    if (!url.ok()) return At(node, absl::StrCat("oidc.jwks: ", url.message()));
   }
   if (!skew.empty() && (!absl::ParseDuration(skew, &out.clock_skew) ||
                         out.clock_skew < absl::ZeroDuration() || out.clock_skew > kClockSkewMax)) {

@@ -18,10 +18,12 @@ namespace muster::security {
 struct Issuer {
   std::string issuer;    // claim `iss`
   std::string audience;  // claim `aud`
-  std::string jwks;      // path of a file with its public keys
+  std::string jwks;      // a file with its public keys, or the https:// address of one
   std::string user_claim = "sub";
   std::string groups_claim = "groups";
   absl::Duration clock_skew = absl::Seconds(60);
+
+  bool KeysAreFetched() const { return jwks.find("://") != std::string::npos; }
 };
 
 struct Access {

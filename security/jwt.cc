@@ -135,6 +135,13 @@ class LibJwtVerifier : public JwtVerifier {
   LibJwtVerifier(Issuer issuer, std::map<std::string, Key> keys)
       : issuer_(std::move(issuer)), keys_(std::move(keys)) {}
 
+  bool KnowsKeyOf(const std::string& token) const override {
+    if (token.size() > kTokenBytesMax) return true;
+    const Json header = Part(token, 0);
+    const std::string kid = header.is_object() ? Text(header, "kid") : "";
+    return kid.empty() || keys_.contains(kid);
+  }
+
   absl::StatusOr<IdentityClaims> Verify(const std::string& token, absl::Time now) const override {
     if (token.size() > kTokenBytesMax || !LooksLikeJwt(token)) return Refused("malformed");
     const Json header = Part(token, 0);

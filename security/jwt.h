@@ -28,6 +28,8 @@ class JwtVerifier {
   // kUnimplemented: this build has no libjwt.
   static absl::StatusOr<std::shared_ptr<const JwtVerifier>> Make(const Issuer& issuer,
                                                                  const std::string& jwks);
+  // False: `token` names a key that the set lacks.
+  virtual bool KnowsKeyOf(const std::string& token) const = 0;
   // Who calls. kUnauthenticated says why nobody does: no token, an algorithm other than RS256 to
   // RS512 and ES256 to ES512 (`none` above all), a `kid` that the set lacks, a signature, issuer or
   // audience that is another, or a time before `nbf` or behind `exp`, by more than the clock skew.

@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Gate>> Gate::Make(Shell& shell, Slots& slots,
                                                  const GateOptions& options) {
   std::unique_ptr<Gate> gate(new Gate(shell, slots, options));
   if (options.tls) {
-    ASSIGN_OR_RETURN(std::shared_ptr<const Trust> trust, Load(options));
+    ASSIGN_OR_RETURN(std::shared_ptr<const Trust> trust, gate->Load());
     MutexLock lock(&gate->mutex_);
     gate->trust_ = std::move(trust);
   }
@@ -76,11 +76,13 @@ Gate::Gate(Shell& shell, Slots& slots, const GateOptions& options)
       options_(options),
       calls_(options.calls_per_second, 2 * options.calls_per_second, kRateLimitedMax),
       refusals_(kRefusalsAuditedPerSecond, kRefusalsAuditedAtOnce, kRateLimitedMax),
+      keys_(shell.clock(), shell.log(), options.keys),
       loop_(std::make_unique<ThreadLoop>(shell.clock())) {}
 
 Gate::~Gate() { loop_->Stop(); }
 
-absl::StatusOr<std::shared_ptr<const Gate::Trust>> Gate::Load(const GateOptions& options) {
+absl::StatusOr<std::shared_ptr<const Gate::Trust>> Gate::Load() {
+  const GateOptions& options = options_;
   auto trust = std::make_shared<Trust>();
   ASSIGN_OR_RETURN(const std::string ca, ReadFile(options.ca));
   ASSIGN_OR_RETURN(const std::string crl, ReadFile(options.crl));
@@ -98,11 +100,21 @@ absl::StatusOr<std::shared_ptr<const Gate::Trust>> Gate::Load(const GateOptions&
   trust->access = *std::move(parsed);
   std::string jwks;
   if (const auto& oidc = trust->access.oidc; oidc.has_value()) {
-    ASSIGN_OR_RETURN(jwks, ReadFile(oidc->jwks));
-    absl::StatusOr<std::shared_ptr<const security::JwtVerifier>> jwt =
-        security::JwtVerifier::Make(*oidc, jwks);
-    if (!jwt.ok()) return Annotate(jwt.status(), options.access);
-    trust->jwt = *std::move(jwt);
+    absl::StatusOr<std::string> keys =
+        oidc->KeysAreFetched() ? keys_.Get(oidc->jwks) : ReadFile(oidc->jwks);
+    if (keys.ok()) {
+      jwks = *std::move(keys);
+      absl::StatusOr<std::shared_ptr<const security::JwtVerifier>> jwt =
+          security::JwtVerifier::Make(*oidc, jwks);
+      if (!jwt.ok()) return Annotate(jwt.status(), options.access);
+      trust->jwt = *std::move(jwt);
+    } else if (oidc->KeysAreFetched()) {
+      // An issuer that is away keeps nobody else out.
+      trust->no_keys = keys.status();
+      jwks = keys.status().ToString();
+    } else {
+      return keys.status();
+    }
   }
   trust->files = absl::StrCat(ca, "\n", crl, "\n", access, "\n", jwks);
   return std::shared_ptr<const Trust>(std::move(trust));
@@ -116,7 +128,7 @@ void Gate::ReloadLater() {
 }
 
 void Gate::Reload() {
-  absl::StatusOr<std::shared_ptr<const Trust>> loaded = Load(options_);
+  absl::StatusOr<std::shared_ptr<const Trust>> loaded = Load();
   if (!loaded.ok()) {
     const std::string text = loaded.status().ToString();
     if (text != last_failure_) {
@@ -212,7 +224,16 @@ absl::StatusOr<Gate::Identity> Gate::OfToken(const std::string& bearer) {
 
 absl::StatusOr<Gate::Identity> Gate::OfIdentityToken(const Trust& trust,
                                                      const std::string& bearer) {
-  ASSIGN_OR_RETURN(const security::IdentityClaims claims, trust.jwt->Verify(bearer, absl::Now()));
+  if (trust.jwt == nullptr) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("the identity token: ", trust.no_keys.message()));
+  }
+  absl::StatusOr<security::IdentityClaims> verified = trust.jwt->Verify(bearer, absl::Now());
+  if (!verified.ok()) {
+    if (trust.access.oidc->KeysAreFetched() && !trust.jwt->KnowsKeyOf(bearer)) keys_.Refresh();
+    return verified.status();
+  }
+  const security::IdentityClaims& claims = *verified;
   Identity identity;
   identity.principal.kind = security::Principal::Kind::kUser;
   identity.principal.name = claims.user;
@@ -227,7 +248,7 @@ absl::StatusOr<Gate::Identity> Gate::Authenticate(const std::string& chain,
   // A token says more exactly who calls than a certificate that a machine's users share.
   if (!bearer.empty()) {
     const std::shared_ptr<const Trust> trust = this->trust();
-    const bool identity = trust->jwt != nullptr && security::LooksLikeJwt(bearer);
+    const bool identity = trust->access.oidc.has_value() && security::LooksLikeJwt(bearer);
     return identity ? OfIdentityToken(*trust, bearer) : OfToken(bearer);
   }
   if (!chain.empty()) return OfCertificate(chain);
@@ -292,6 +313,7 @@ absl::StatusOr<Permit> Gate::Open(grpc::CallbackServerContext& context, const ch
   Permit permit;
   ASSIGN_OR_RETURN(permit.slot, TakeSlot(kind, caller));
   permit.cancel = [&context] { context.TryCancel(); };
+  permit.recheck_interval = options_.recheck;
   if (options_.tls) {
     permit.recheck = [this, caller = std::make_shared<const Admitted>(std::move(caller))] {
       return Recheck(*caller);

@@ -18,6 +18,7 @@
 #include "base/mutex.h"
 #include "coordinator/core/caller.h"
 #include "coordinator/limits.h"
+#include "coordinator/rpc/issuer_keys.h"
 #include "coordinator/rpc/rate_limit.h"
 #include "coordinator/rpc/slots.h"
 #include "security/access.h"
@@ -43,6 +44,10 @@ struct GateOptions {
   std::string crl;     // what they revoked; empty = nothing
   std::string access;  // security/access.h; empty = certificates and tokens say all
   absl::Duration reload = absl::Seconds(2);
+  IssuerKeys::Intervals keys;
+  // How often it is looked whether the caller of a stream still may read, and reads; a reader that
+  // took nothing kStuckTicksMax times in a row is dropped.
+  absl::Duration recheck = kRecheckInterval;
   double calls_per_second = 500;  // of one caller, where it is known who calls; 0 = no limit
 };
 
@@ -63,6 +68,7 @@ struct Permit {
   // Whether its caller still may; null: nobody is asked.
   std::function<absl::Status()> recheck;
   std::function<void()> cancel;  // ends the call from outside
+  absl::Duration recheck_interval = kRecheckInterval;
 };
 
 // Thread-safe.
@@ -97,8 +103,9 @@ class Gate {
   struct Trust {
     std::shared_ptr<const security::Authorities> authorities;
     security::Access access;
-    std::shared_ptr<const security::JwtVerifier> jwt;  // null: identity tokens are not taken
-    std::string files;                                 // all that was read
+    std::shared_ptr<const security::JwtVerifier> jwt;  // null: there are no keys, and why
+    absl::Status no_keys;
+    std::string files;  // all that was read
   };
   struct Identity {
     security::Principal principal;
@@ -112,7 +119,7 @@ class Gate {
 
   Gate(Shell& shell, Slots& slots, const GateOptions& options);
 
-  static absl::StatusOr<std::shared_ptr<const Trust>> Load(const GateOptions& options);
+  absl::StatusOr<std::shared_ptr<const Trust>> Load();
   void ReloadLater();
   void Reload();
   std::shared_ptr<const Trust> trust() const;
@@ -129,6 +136,7 @@ class Gate {
   RateLimit calls_;
   RateLimit refusals_;  // entries in the audit log
 
+  IssuerKeys keys_;
   mutable Mutex mutex_;
   std::shared_ptr<const Trust> trust_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Verified> verified_ ABSL_GUARDED_BY(mutex_);  // by chain

@@ -140,23 +140,24 @@ class PullStream : public grpc::ServerWriteReactor<Message>,
   // From time to time: whether the caller still may read, and still reads. `writes`: those begun
   // when the stream was last looked at, while one was in flight.
   void LookAfterReader(uint64_t writes) {
-    shell_.watch_loop().PostAfter(kRecheckInterval, [weak = this->weak_from_this(), writes] {
-      const auto self = weak.lock();
-      if (self == nullptr || self->finished_) return;
-      if (self->permit_->recheck) {
-        const absl::Status may = self->permit_->recheck();
-        if (!may.ok()) self->refused_ = may;
-      }
-      const bool stuck = self->writing_ && self->writes_ == writes;
-      self->ticks_stuck_ = stuck ? self->ticks_stuck_ + 1 : 0;
-      // Nothing can be finished while a message waits for the reader.
-      if (self->writing_ && (!self->refused_.ok() || self->ticks_stuck_ >= kStuckTicksMax)) {
-        self->shell_.metrics().RpcDone(self->method_, "SLOW_READER");
-        return self->permit_->cancel();
-      }
-      self->Pump();
-      self->LookAfterReader(self->writes_);
-    });
+    shell_.watch_loop().PostAfter(
+        permit_->recheck_interval, [weak = this->weak_from_this(), writes] {
+          const auto self = weak.lock();
+          if (self == nullptr || self->finished_) return;
+          if (self->permit_->recheck) {
+            const absl::Status may = self->permit_->recheck();
+            if (!may.ok()) self->refused_ = may;
+          }
+          const bool stuck = self->writing_ && self->writes_ == writes;
+          self->ticks_stuck_ = stuck ? self->ticks_stuck_ + 1 : 0;
+          // Nothing can be finished while a message waits for the reader.
+          if (self->writing_ && (!self->refused_.ok() || self->ticks_stuck_ >= kStuckTicksMax)) {
+            self->shell_.metrics().RpcDone(self->method_, "SLOW_READER");
+            return self->permit_->cancel();
+          }
+          self->Pump();
+          self->LookAfterReader(self->writes_);
+        });
   }
   void End(const absl::Status& status) {
     if (std::exchange(finished_, true)) return;

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::security {
@@ -39,6 +40,18 @@ TEST(Access, AnEmptyFileGivesNothing) {
   EXPECT_TRUE(access->users.empty() && access->everyone.empty() && !access->oidc.has_value());
 }
 
+TEST(Access, KeysAreAFileOrAnAddress) {
+  const auto issuer = [](const std::string& jwks) {
+    const auto access =
+        ParseAccess(absl::StrCat("oidc:\n  issuer: x\n  audience: y\n  jwks: ", jwks, "\n"));
+    EXPECT_OK(access.status());
+    return *access->oidc;
+  };
+  EXPECT_FALSE(issuer("/etc/muster/jwks.json").KeysAreFetched());
+  EXPECT_TRUE(issuer("https://example.org/keys").KeysAreFetched());
+  EXPECT_TRUE(issuer("http://127.0.0.1:8080/keys").KeysAreFetched());
+}
+
 TEST(Access, ErrorsNameTheLine) {
   const struct {
     const char *text, *says;
@@ -51,6 +64,9 @@ TEST(Access, ErrorsNameTheLine) {
       {"oidc:\n  issuer: x\n  audience: y\n", "oidc.jwks is missing"},
       {"oidc:\n  secret: x\n", "oidc.secret is unknown"},
       {"oidc:\n  issuer: x\n  audience: y\n  jwks: z\n  clock_skew: 1h\n", "oidc.clock_skew"},
+      {"oidc:\n  issuer: x\n  audience: y\n  jwks: http://example.org/k\n", "over plain HTTP"},
+      {"oidc:\n  issuer: x\n  audience: y\n  jwks: http://localhost.example.org/k\n", "oidc.jwks"},
+      {"oidc:\n  issuer: x\n  audience: y\n  jwks: ftp://example.org/k\n", "oidc.jwks"},
       {"users: {a: [viewer]\n", "line"},
       {"- a\n", "users, groups"},
   };
