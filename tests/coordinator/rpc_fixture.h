@@ -41,12 +41,14 @@ class Coordinator {
  public:
   explicit Coordinator(std::string directory, absl::Duration keepalive = absl::Seconds(5),
                        absl::Duration hello_timeout = kHelloTimeout, security::TlsFiles tls = {},
-                       GateOptions gate = {})
+                       GateOptions gate = {},
+                       std::unique_ptr<metrics::Registry> registry = metrics::DiscardRegistry())
       : directory_(std::move(directory)),
         keepalive_(keepalive),
         hello_timeout_(hello_timeout),
         tls_(std::move(tls)),
-        gate_(std::move(gate)) {
+        gate_(std::move(gate)),
+        registry_(std::move(registry)) {
     Start();
   }
   ~Coordinator() { Stop(); }
@@ -108,7 +110,7 @@ class Coordinator {
   int port_ = 0;
   RealClock clock_;
   std::shared_ptr<Logger> log_ = Logger::Discard();
-  std::unique_ptr<metrics::Registry> registry_ = metrics::DiscardRegistry();
+  const std::unique_ptr<metrics::Registry> registry_;
   Metrics metrics_{*registry_};
   std::unique_ptr<Store> store_;
   std::unique_ptr<Shell> shell_;

@@ -1,6 +1,10 @@
 // Clients that take all they can: what they are told, and that it costs others nothing.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/mutex.h"
 #include "coordinator/rpc/slots.h"
 #include "tests/coordinator/rpc_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -209,6 +214,122 @@ TEST_F(RpcLimitsTest, ClientsThatNeverRead_HoldUpNobody) {
     context->TryCancel();
     for (const auto& each : contexts) each->TryCancel();
   });
+}
+
+// The memory of this process, which has the coordinator and its clients.
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0;
+  file >> pages >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+// Counts the streams that were cut off.
+class SlowReaders : public metrics::Registry {
+ public:
+  metrics::Counter& GetCounter(const metrics::Family& family,
+                               const std::vector<std::string>& labels) override {
+    const bool slow = labels.size() == 2 && labels[1] == "SLOW_READER";
+    return slow ? dropped_ : rest_->GetCounter(family, labels);
+  }
+  metrics::Gauge& GetGauge(const metrics::Family& family,
+                           const std::vector<std::string>& labels) override {
+    return rest_->GetGauge(family, labels);
+  }
+  metrics::Histogram& GetHistogram(const metrics::Family& family,
+                                   const std::vector<std::string>& labels) override {
+    return rest_->GetHistogram(family, labels);
+  }
+  void Remove(const metrics::Family&, const std::vector<std::string>&) override {}
+
+  // False: it took longer than a minute.
+  bool WaitFor(int count) {
+    MutexLock lock(&dropped_.mutex);
+    auto enough = [this, count]() ABSL_SHARED_LOCKS_REQUIRED(dropped_.mutex) {
+      return dropped_.count >= count;
+    };
+    return dropped_.mutex.AwaitWithTimeout(Condition(&enough), absl::Minutes(1));
+  }
+
+ private:
+  struct Dropped : metrics::Counter {
+    void Increment(double) override {
+      MutexLock lock(&mutex);
+      ++count;
+    }
+    Mutex mutex;
+    int count ABSL_GUARDED_BY(mutex) = 0;
+  };
+  Dropped dropped_;
+  const std::unique_ptr<metrics::Registry> rest_ = metrics::DiscardRegistry();
+};
+
+TEST_F(RpcLimitsTest, ReaderThatTakesNothing_IsDropped_AndCostsLittleMemoryUntilThen) {
+  const std::string directory = directory_ + "/slow";
+  std::filesystem::create_directory(directory);
+  auto registry = std::make_unique<SlowReaders>();
+  SlowReaders& slow = *registry;
+  Coordinator coordinator(directory, absl::Seconds(5), kHelloTimeout, {},
+                          {.recheck = absl::Milliseconds(500)}, std::move(registry));
+  const auto submit = [stub = v1::JobService::NewStub(coordinator.Channel())](int first,
+                                                                              int count) {
+    for (int i = first; i < first + count; ++i) {
+      v1::SubmitRequest request;
+      *request.mutable_spec() = testing::SmallJobSpec(absl::StrCat("job-", i));
+      v1::SubmitResponse response;
+      const grpc::Status status = stub->Submit(Context().get(), request, &response);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+    }
+  };
+  // A window as small as can be, so that little is on the way.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 1024);
+  const auto stub = v1::JobService::NewStub(grpc::CreateCustomChannel(
+      coordinator.address(), grpc::InsecureChannelCredentials(), arguments));
+  constexpr int kReaders = 300;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::Event>>> streams;
+  submit(0, 1);
+  v1::Event event;
+  for (int i = 0; i < kReaders; ++i) {
+    contexts.push_back(Context());
+    streams.push_back(stub->WatchEvents(contexts.back().get(), v1::WatchEventsRequest()));
+    ASSERT_TRUE(streams.back()->Read(&event));
+  }
+  const int64_t before = ResidentBytes();
+  constexpr int kJobs = 1500;
+  submit(1, kJobs);
+  [[maybe_unused]] const int64_t grown = ResidentBytes() - before;
+  // A reader that reads misses nothing, and is not dropped.
+  const auto reading = Context();
+  const auto reader = v1::JobService::NewStub(coordinator.Channel())
+                          ->WatchEvents(reading.get(), v1::WatchEventsRequest());
+  int events = 0;
+  do {
+    ASSERT_TRUE(reader->Read(&event));
+    ++events;
+  } while (event.job_name() != absl::StrCat("job-", kJobs));
+  EXPECT_GE(events, kJobs);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  // If every event waited for every reader, they alone would take 60 MB and more.
+  EXPECT_LT(grown, int64_t{60} << 20);
+#endif
+  RecordProperty("grown_bytes", std::to_string(grown));
+  // Those that do not are cut off: what was on its way to them is all that they get.
+  ASSERT_TRUE(slow.WaitFor(kReaders));
+  for (size_t i = 0; i < streams.size(); ++i) {
+    int got = 0;
+    while (streams[i]->Read(&event)) ++got;
+    EXPECT_LT(got, kJobs);
+    EXPECT_EQ(streams[i]->Finish().error_code(), grpc::CANCELLED);
+  }
+  submit(kJobs + 1, 1);
+  do {
+    ASSERT_TRUE(reader->Read(&event));
+  } while (event.job_name() != absl::StrCat("job-", kJobs + 1));
+  reading->TryCancel();
 }
 
 TEST_F(RpcLimitsTest, StreamWithoutHello_IsClosedAfterItsTime) {

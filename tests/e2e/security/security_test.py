@@ -1,18 +1,22 @@
 """The set-ups of docs/security.md as they are written there, with real processes: each of its commands is run with other
 names, ports and folders. And bad callers of the programs themselves. Waiting is polling with a deadline."""
 
+import http.server
 import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BIN = None
@@ -53,6 +57,7 @@ class SetUp(unittest.TestCase):
         self.environment["PATH"] = f"{BIN}:{self.environment['PATH']}"
         self.environment["HOME"] = str(self.directory)
         self.running = []
+        self.metrics = {}  # addresses, by tag
         self.addCleanup(self.stop)
 
     def stop(self):
@@ -90,7 +95,14 @@ class SetUp(unittest.TestCase):
         log.close()
         line = process.stdout.readline()
         self.assertTrue(line, (self.directory / f"{tag.replace(': ', '-')}.log").read_text())
+        self.metrics[tag] = json.loads(line)["metrics"]
         return process
+
+    def certificate_days(self, tag, file):
+        """How many days what the flag of a started program names is still good, by its metric."""
+        with urllib.request.urlopen(f"http://{self.metrics[tag]}/metrics", timeout=60) as reply:
+            found = re.search(rf'_certificate_not_after_timestamp_seconds{{file="{file}"}} (\S+)', reply.read().decode())
+        return (float(found.group(1)) - time.time()) / 86400 if found else None
 
     def muster(self, *arguments, user=None, token=None, ca="pki/ca.crt", check=True, pki="pki"):
         command = ["muster", "--coordinator", f"localhost:{self.port}", *map(str, arguments)]
@@ -229,17 +241,107 @@ class OwnAuthority(SetUp):
         self.start("own: worker")
         self.wait_for_worker()
         self.muster("submit", self.make_job("long", 1_000_000, every=100_000), user="user-alice")
+
+        def job():
+            return json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)
+        before = self.poll("it trains", job, lambda now: now["step"] > 0)
         self.muster("admin", "pki", "revoke", "pki/worker-gpu-1.crt")
+        start = time.monotonic()
         self.poll("the worker is refused", self.audit, lambda entries: any(
             e["method"] == "WorkerService.Session" and e["statusCode"] == 16 and "revoked" in e["message"]
-            for e in entries), seconds=20)
+            for e in entries), seconds=10)
+        print(f"\na revoked worker was refused after {time.monotonic() - start:.1f} s", file=sys.stderr)
         # A new certificate under the same name, put where the old one was, brings it back by itself.
         for suffix in ("crt", "key"):
             (self.directory / f"pki/worker-gpu-1.{suffix}").rename(self.directory / f"old.{suffix}")
         self.muster("admin", "pki", "issue-worker", "gpu-1")
         self.wait_for_worker()
-        self.assertEqual(json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)["attempts"],
-                         1)
+        after = self.poll("it trains on", job, lambda now: now["step"] > before["step"])
+        self.assertEqual((after["epoch"], after["attempts"], after["causes"]), (before["epoch"], 1, []))
+
+
+    def test_ten_thousand_connections_of_one_client_are_in_nobodys_way(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        wanted = 10_000
+        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted + 1000:
+            self.skipTest("fewer files may be open here than the connections of this test")
+        self.start("own: worker")
+        self.wait_for_worker()
+        before = self.muster("get", "job", "none", user="user-alice", check=False)
+        self.assertIn("none", before.stderr)
+        start, connections, slowest = time.monotonic(), [], 0.0
+        self.addCleanup(lambda: [one.close() for one in connections])
+        for i in range(wanted):
+            one = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+            connections.append(one)
+            if i % 3 == 1:
+                one.sendall(b"GET / HTTP/1.1\r\n\r\n" if i % 2 else os.urandom(64))
+            if i % 2500 == 2499:
+                called = time.monotonic()
+                self.assertRegex(self.muster("get", "workers", user="user-alice").stdout, r"gpu-1 +ready")
+                slowest = max(slowest, time.monotonic() - called)
+        opened = time.monotonic() - start
+        self.assertLess(slowest, 10)
+        out = self.muster("submit", self.make_job("job", 10), "--watch", user="user-bob").stdout
+        self.assertIn("succeeded", out)
+
+        # Those that do not shake hands are closed by the coordinator, all of them.
+        def closed(one):
+            one.settimeout(0)
+            try:
+                while one.recv(4096):
+                    pass
+                return True
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+        left = list(connections)
+
+        def look():
+            left[:] = [one for one in left if not closed(one)]
+            return len(left)
+        self.poll("all are closed", look, lambda count: count == 0, seconds=90)
+        print(f"\n{wanted} connections in {opened:.1f} s; the slowest `muster get workers` beside them took {slowest:.2f} s; "
+              f"all were closed after {time.monotonic() - start:.1f} s", file=sys.stderr)
+        self.assertRegex(self.muster("get", "workers", user="user-alice").stdout, r"gpu-1 +ready")
+
+    def test_secrets_of_jobs_are_references_everywhere_but_in_the_job(self):
+        secret = "v4lu3-0f-a-s3cr3t"
+        secrets = self.directory / "etc/secrets"
+        (secrets / "research").mkdir(parents=True)
+        for name, text in (("hf-token", secret), ("research/key", "of-research-" + secret)):
+            (secrets / name).write_text(text + "\n")
+            (secrets / name).chmod(0o400)
+        self.start("own: worker_secrets")
+        self.wait_for_worker()
+        job = self.directory / "job.yaml"
+        job.write_text(blocks()["own: secret_spec"])
+        self.used.add("own: secret_spec")
+        out = self.muster("submit", job, "--watch", user="user-bob").stdout
+        self.assertIn("succeeded", out)
+        log = self.muster("logs", "with-secret", user="user-bob").stdout
+        self.assertIn(f"{len(secret)} bytes", log)
+        # Other queues' secrets, and those that there are not, are not found, and no value is told.
+        job.write_text("name: not-mine\ncommand: [sh, -c, 'exit 0']\nenv: {KEY: '${secret:key}'}\n"
+                       "resources: {device: cpu, ranks: 1}\n")
+        self.muster("submit", job, "--watch", user="user-bob", check=False)
+        told = self.muster("describe", "job", "not-mine", user="user-bob").stdout
+        self.assertIn("secret key", told)
+        told += out + log
+        for command in (("get", "job", "with-secret", "-o", "json"), ("describe", "job", "with-secret"),
+                        ("events",), ("get", "jobs", "-o", "json"), ("audit", "-o", "json")):
+            told += self.muster(*command, user="user-alice").stdout
+        self.assertIn("${secret:hf-token}", told)
+        self.assertNotIn(secret, told)
+        self.muster("admin", "backup", user="user-alice")
+        self.stop()
+        read = 0
+        for path in self.directory.rglob("*"):
+            if path.is_file() and secrets not in path.parents:
+                self.assertNotIn(secret.encode(), path.read_bytes(), path)
+                read += 1
+        self.assertGreater(read, 20)
 
 
 class RotatedFiles(SetUp):
@@ -287,11 +389,15 @@ class RotatedFiles(SetUp):
 
         def served():
             said = subprocess.run(["openssl", "s_client", "-connect", f"localhost:{self.port}", "-alpn", "h2"],
-                                  stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
             shown = subprocess.run(["openssl", "x509", "-noout", "-serial"], input=said.stdout, capture_output=True,
                                    text=True)
             return shown.stdout.strip()
         self.assertEqual(served(), "serial=01")
+        for tag, file, days in (("files: coordinator", "tls-cert", 1), ("files: coordinator", "tls-ca", 2),
+                                ("files: worker", "tls-cert", 1), ("files: worker", "tls-ca", 2)):
+            left = self.poll("the metric of its end", lambda: self.certificate_days(tag, file), lambda left: left)
+            self.assertTrue(days - 0.1 < left <= days, f"{tag} {file}: {left} days")
         self.issue("head", "/CN=head", server, etc / "tls", 17)
         self.poll("the new certificate is served", served, lambda serial: serial == "serial=11")
         self.assertIn(" ready ", muster("get", "workers").stdout)
@@ -386,6 +492,72 @@ class IdentityTokens(SetUp):
         self.refused(self.muster("get", "jobs", token=token(), check=False), "key 'one' is not in")
 
 
+    def test_keys_are_fetched_from_the_issuer(self):
+        try:
+            import jwt
+            from cryptography.hazmat.primitives.asymmetric import rsa
+        except ImportError:
+            self.skip("python3-jwt and python3-cryptography make the tokens of this test")
+        keys = {kid: rsa.generate_private_key(65537, 2048) for kid in ("one", "two")}
+        served = {"status": 503, "body": b"", "asked": 0}
+
+        def publish(*kids):
+            served["body"] = json.dumps({"keys": [
+                {**json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(keys[kid].public_key())), "kid": kid, "use": "sig"}
+                for kid in kids]}).encode()
+            served["status"] = 200
+
+        class Issuer(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                served["asked"] += 1
+                self.send_response(served["status"])
+                self.send_header("Content-Length", str(len(served["body"])))
+                self.end_headers()
+                self.wfile.write(served["body"])
+
+            def log_message(self, *_):
+                pass
+        server = http.server.HTTPServer(("127.0.0.1", 0), Issuer)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.addCleanup(lambda: (server.shutdown(), thread.join(), server.server_close()))
+        (self.directory / "access.yaml").write_text(
+            blocks()["oidc: access"].replace("jwks.json", f"http://127.0.0.1:{server.server_port}/keys"))
+        self.sh("own: issue")
+        log = self.directory / "oidc-coordinator.log"
+        self.start("oidc: coordinator")
+
+        def token(kid):
+            return jwt.encode({"iss": "https://login.example.org", "aud": "muster", "exp": int(time.time()) + 600,
+                               "email": "grace@example.org"}, keys[kid], algorithm="RS256", headers={"kid": kid})
+
+        def call(kid):
+            return self.muster("get", "jobs", token=token(kid), check=False)
+        if "no libcurl" in call("one").stderr or "no libjwt" in log.read_text():
+            self.skip("this build has no libcurl or no libjwt")
+        # An issuer that is away keeps nobody else out.
+        self.refused(call("one"), "there are no keys of http://127.0.0.1", 16, "JobService.ListJobs")
+        self.assertEqual(self.muster("get", "jobs", user="user-alice").returncode, 0)
+        publish("one")
+        self.poll("its keys count", lambda: call("one").returncode, lambda code: code == 0)
+        # A key that is not known yet is asked for, though not at each call.
+        publish("one", "two")
+        asked, start, calls = served["asked"], time.monotonic(), 0
+        while call("two").returncode != 0:
+            calls += 1
+            self.assertLess(time.monotonic() - start, 60)
+        took = time.monotonic() - start
+        self.assertLessEqual(served["asked"] - asked, 1 + took / 5, f"{calls} calls in {took:.1f} s")
+        # What is no key set changes nothing.
+        served["body"] = b"<html>login</html>"
+        asked = served["asked"]
+        unknown = jwt.encode({"iss": "x"}, keys["one"], algorithm="RS256", headers={"kid": "three"})
+        self.poll("it is asked again", lambda: self.muster("get", "jobs", token=unknown, check=False) and served["asked"],
+                  lambda now: now > asked)
+        self.poll("it is in the log", log.read_text, lambda text: "no JSON Web Key Set" in text)
+        self.assertEqual((call("one").returncode, call("two").returncode), (0, 0))
+
+
 class Defaults(SetUp):
     def refuse(self, *command, says):
         ran = subprocess.run([str(part) for part in command], cwd=self.directory, env=self.environment, text=True,
@@ -423,6 +595,16 @@ class Defaults(SetUp):
 
 
 class Page(unittest.TestCase):
+    def test_every_test_that_the_page_names_exists(self):
+        table = (ROOT / "docs/security.md").read_text().split("## What shows it")[1]
+        named = re.findall(r"`(test_\w+|[A-Z]\w+)`", table)
+        self.assertGreater(len(named), 40)
+        sources = "".join(path.read_text() for pattern in ("security/*.cc", "coordinator/*.cc", "worker/*.cc",
+                                                           "e2e/security/*.py", "deploy/*.py")
+                          for path in (ROOT / "tests").glob(pattern))
+        for name in named:
+            self.assertRegex(sources, rf"(def {name}\(|TEST(_F)?\(\w+, {name}\))", name)
+
     def test_every_block_of_the_page_is_run(self):
         skipped = {tag for tag in blocks() if tag.startswith(IdentityTokens.skipped_blocks)}
         self.assertEqual(SetUp.used | skipped, set(blocks()), "blocks of docs/security.md that no test runs")
