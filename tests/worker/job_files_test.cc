@@ -34,9 +34,7 @@ class JobFilesTest : public ::testing::Test {
     fs::create_directories(policy_.secrets_directory);
     spec_.set_queue("research");
   }
-  std::string Path(const std::string& name) const {
-    return directory_ / name;
-  }
+  std::string Path(const std::string& name) const { return directory_ / name; }
   void Write(const std::string& name, const std::string& text, mode_t mode = 0400) {
     fs::create_directories(fs::path(Path(name)).parent_path());
     ASSERT_OK(PosixFileSystem()->WriteAtomically(Path(name), text));
@@ -158,8 +156,8 @@ TEST_F(JobFilesTest, PathsLieInAllowedDirectories_LinksFollowed) {
                 StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--allow-path")))
         << name;
   }
-  for (const char* name :
-       {"allowed/dangling", "allowed/dangling/x", "allowed/loop", "allowed/new/../../allowed-not"}) {
+  for (const char* name : {"allowed/dangling", "allowed/dangling/x", "allowed/loop",
+                           "allowed/new/../../allowed-not"}) {
     EXPECT_EQ(allowed(name).code(), absl::StatusCode::kInvalidArgument) << name;
   }
   EXPECT_EQ(AllowedPath(policy_, "allowed").status().code(), absl::StatusCode::kInvalidArgument);

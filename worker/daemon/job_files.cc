@@ -75,8 +75,8 @@ absl::StatusOr<std::string> ReadSecret(const std::string& directory, const std::
                         info.st_mode & 07777));
   }
   if (info.st_uid != 0 && info.st_uid != ::geteuid()) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        where, " belongs to user ", info.st_uid, ", who is neither root nor the daemon's"));
+    return absl::PermissionDeniedError(absl::StrCat(where, " belongs to user ", info.st_uid,
+                                                    ", who is neither root nor the daemon's"));
   }
   std::string value(kSecretBytesMax + 1, '\0');
   size_t length = 0;
