@@ -122,7 +122,8 @@ void JobEntry::PutState(Batch& batch) {
   if (account.clock_ms() > 0 || !account.devices().empty()) {
     *state.mutable_account() = account.Stored();
   } else {
-    state.clear_account();  // at the first instant of the ledger a row may have devices, but no time
+    state
+        .clear_account();  // at the first instant of the ledger a row may have devices, but no time
   }
   batch.Put(Table::kStates, fixed.id(), schema::Serialize(state));
 }
