@@ -53,7 +53,7 @@ absl::Status CoreImpl::LoadQueues(Store& store) {
 }
 
 void CoreImpl::PersistQueueUsage(Turn& turn) {
-  for (const std::string& queue : scheduling_.TakeSettled()) {
+  for (const std::string& queue : scheduling_.TakeAccrued()) {
     const std::string key = absl::StrCat(schema::kQueueUsagePrefix, queue);
     const std::optional<v1::QueueUsage> usage = scheduling_.history().Stored(queue);
     if (usage.has_value()) {

@@ -15,7 +15,7 @@ bool Scheduling::Add(WaitingJob job) {
 }
 
 void Scheduling::AddRunning(const JobId& id, RunningJob job, absl::Time now) {
-  Settle(job.queue, now);
+  Accrue(job.queue, now);
   RecoverRunning(id, std::move(job));
 }
 
@@ -27,24 +27,24 @@ void Scheduling::RecoverRunning(const JobId& id, RunningJob job) {
 void Scheduling::RemoveRunning(const JobId& id, absl::Time now) {
   const RunningJob* job = running_.Find(id);
   if (job == nullptr) return;
-  Settle(job->queue, now);
+  Accrue(job->queue, now);
   Count(*job, -1);
   running_.Remove(id);
 }
 
 // To be called before what the queue uses changes.
-void Scheduling::Settle(const std::string& queue, absl::Time now) {
+void Scheduling::Accrue(const std::string& queue, absl::Time now) {
   const int leaf = tree_.Find(queue);
   if (leaf == QueueTree::kNone) return;
   for (const int above : tree_.Path(leaf)) {
-    history_.Settle(tree_, use_, above, now);
-    settled_.insert(tree_.at(above).name);
+    history_.Accrue(tree_, use_, above, now);
+    accrued_.insert(tree_.at(above).name);
   }
 }
 
 void Scheduling::SetTree(QueueTree tree, absl::Time now) {
   for (const QueueTree::Queue& queue : tree_.queues()) {
-    if (queue.leaf) Settle(queue.name, now);
+    if (queue.leaf) Accrue(queue.name, now);
   }
   for (const QueueTree::Queue& queue : tree_.queues()) {
     if (tree.Find(queue.name) == QueueTree::kNone) history_.Forget(queue.name);
@@ -52,7 +52,7 @@ void Scheduling::SetTree(QueueTree tree, absl::Time now) {
   RecoverTree(std::move(tree));
   for (const auto& [id, job] : running_.all()) Count(job, 1);
   for (const QueueTree::Queue& queue : tree_.queues()) history_.Begin(queue.name, now);
-  for (const QueueTree::Queue& queue : tree_.queues()) settled_.insert(queue.name);
+  for (const QueueTree::Queue& queue : tree_.queues()) accrued_.insert(queue.name);
   horizon_ = {};  // of plans for other queues
 }
 
@@ -63,7 +63,7 @@ void Scheduling::RecoverTree(QueueTree tree) {
 
 void Scheduling::TookTurn(const std::string& queue, absl::Time now) {
   history_.TookTurn(queue, now);
-  settled_.insert(queue);
+  accrued_.insert(queue);
 }
 
 std::vector<v1::QueueStatus> Scheduling::Queues(absl::Time now) {

@@ -69,7 +69,7 @@ class Scheduling {
   // A job started that was the first of its queue.
   void TookTurn(const std::string& queue, absl::Time now);
   // The queues whose row of history has changed since the last call.
-  std::set<std::string> TakeSettled() { return std::exchange(settled_, {}); }
+  std::set<std::string> TakeAccrued() { return std::exchange(accrued_, {}); }
   // The queues as they are used now.
   std::vector<v1::QueueStatus> Queues(absl::Time now);
   // The invariants that do not hold: what is used within what may be.
@@ -86,7 +86,7 @@ class Scheduling {
 
  private:
   Snapshot Cluster() { return {slots_, running_, kept_, tree_, use_, history_}; }
-  void Settle(const std::string& queue, absl::Time now);
+  void Accrue(const std::string& queue, absl::Time now);
   void Count(const RunningJob& job, int sign) {
     use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign);
   }
@@ -99,7 +99,7 @@ class Scheduling {
   QueueTree tree_;
   QueueUse use_{tree_};
   QueueHistory history_;
-  std::set<std::string> settled_;
+  std::set<std::string> accrued_;
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
   std::set<JobId> explained_;  // jobs that the newest plan explained one by one

@@ -335,7 +335,7 @@ double QueueHistory::UpTo(const QueueTree& tree, const Past& past, int64_t devic
          half_life / std::log(2.0) * (1 - kept) * static_cast<double>(devices);
 }
 
-void QueueHistory::Settle(const QueueTree& tree, const QueueUse& use, int queue, absl::Time now) {
+void QueueHistory::Accrue(const QueueTree& tree, const QueueUse& use, int queue, absl::Time now) {
   now = FromProto(ToProto(now));  // as it will be stored
   Past& past = queues_[tree.at(queue).name];
   for (size_t kind = 0; kind < past.device_seconds.size(); ++kind) {

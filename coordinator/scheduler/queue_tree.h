@@ -108,7 +108,7 @@ class QueueUse {
 class QueueHistory {
  public:
   // Adds what the queue used since the last call. To be called before what it uses changes.
-  void Settle(const QueueTree& tree, const QueueUse& use, int queue, absl::Time now);
+  void Accrue(const QueueTree& tree, const QueueUse& use, int queue, absl::Time now);
   // A queue that has no history yet has one from now on.
   void Begin(const std::string& queue, absl::Time now);
   void Forget(const std::string& queue) { queues_.erase(queue); }
@@ -117,7 +117,7 @@ class QueueHistory {
   // When that was last; InfinitePast: never.
   absl::Time LastTurn(const std::string& queue) const;
   // Devices that the queue has used on average up to `now`, younger times counting more. `use`:
-  // what it has used since the last Settle.
+  // what it has used since the last Accrue.
   double Average(const QueueTree& tree, const QueueUse& use, int queue, v1::DeviceKind device,
                  absl::Time now) const;
 

@@ -132,7 +132,7 @@ class Bench {
     running.min_runtime = absl::Minutes(10);
     running.ends_at = now_ + job.runtime;
     running_.Put(job.id, running);
-    history_.Settle(tree_, use_, tree_.Find(job.queue), now_);
+    history_.Accrue(tree_, use_, tree_.Find(job.queue), now_);
     if (start.in_turn) history_.TookTurn(job.queue, now_);
     use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
     for (const v1::Placement& placement : start.placements) {
@@ -143,7 +143,7 @@ class Bench {
 
   void End(JobId id) {
     const RunningJob job = *running_.Find(id);
-    history_.Settle(tree_, use_, tree_.Find(job.queue), now_);
+    history_.Accrue(tree_, use_, tree_.Find(job.queue), now_);
     use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, -1);
     for (const WorkerId& worker : std::set<WorkerId>(slots_.WorkersOf(id))) {
       const WorkerView view = *slots_.Find(worker);

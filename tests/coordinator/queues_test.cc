@@ -88,7 +88,7 @@ class QueuesTest : public ::testing::Test {
     running.started_at = running.saved_at = now_;
     if (job.runtime != absl::InfiniteDuration()) running.ends_at = now_ + job.runtime;
     running_.Put(job.id, running);
-    Settle(job.queue);
+    Accrue(job.queue);
     if (start.in_turn) history_.TookTurn(job.queue, now_);
     use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
     for (const v1::Placement& placement : start.placements) {
@@ -99,7 +99,7 @@ class QueuesTest : public ::testing::Test {
   }
   void End(const JobId& id) {
     const RunningJob job = *running_.Find(id);
-    Settle(job.queue);
+    Accrue(job.queue);
     use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, -1);
     for (const WorkerId& worker : std::set<WorkerId>(slots_.WorkersOf(id))) {
       const WorkerView view = *slots_.Find(worker);
@@ -109,9 +109,9 @@ class QueuesTest : public ::testing::Test {
     }
     running_.Remove(id);
   }
-  void Settle(const std::string& queue) {
+  void Accrue(const std::string& queue) {
     for (const int above : tree_.Path(tree_.Find(queue))) {
-      history_.Settle(tree_, use_, above, now_);
+      history_.Accrue(tree_, use_, above, now_);
     }
   }
   // Plans and starts until nothing starts; returns how many did.
