@@ -7,6 +7,8 @@ Muster. Steps are timed by events of the device, without a synchronisation of th
 Rank 0 prints one line of JSON: model, gpus, batch, seq, accum, parallel, how, ms (median step), tokens_per_s,
 peak_mem_gib (of PyTorch's allocator, largest over ranks), loss_first, loss_last.
 
+Models of Mamba-2 have the scan of mamba_ssm, whose sources have to be on PYTHONPATH (ssd.py).
+
 With --chunked the head and the loss run over slices of the tokens and keep no whole logits, at some
 time: the run to compare memory with.
 """
@@ -43,6 +45,10 @@ class Shape:
         return self.hidden // self.heads
 
 
+def mamba2(layers, hidden):
+    return Shape("mamba2", layers, hidden, 0, 0, 0, 50304)
+
+
 def gpt2(layers, hidden, heads):
     return Shape("gpt2", layers, hidden, heads, heads, 4 * hidden, 50304)
 
@@ -55,6 +61,11 @@ SHAPES = {
     "llama-1b": Shape("llama", 16, 2048, 32, 8, 8192, 128256),
     "llama-3b": Shape("llama", 28, 3072, 24, 8, 8192, 128256),
     "llama-8b": Shape("llama", 32, 4096, 32, 8, 14336, 128256, tied=False),
+    "mamba2-130m": mamba2(24, 768),
+    "mamba2-370m": mamba2(48, 1024),
+    "mamba2-780m": mamba2(48, 1536),
+    "mamba2-1.3b": mamba2(48, 2048),
+    "mamba2-2.7b": mamba2(64, 2560),
 }
 
 
@@ -121,7 +132,10 @@ class Transformer(nn.Module):
         self.shape, self.whole_loss = shape, whole_loss
         self.tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.positions = nn.Embedding(sequence, shape.hidden) if shape.family == "gpt2" else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        layer = Layer
+        if shape.family == "mamba2":
+            from mamba2 import MambaLayer as layer
+        self.layers = nn.ModuleList(layer(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden) if self.positions else RmsNorm(shape.hidden)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
@@ -132,7 +146,7 @@ class Transformer(nn.Module):
         tables = None
         if self.positions is not None:
             x = x + self.positions.weight
-        else:
+        elif self.shape.family == "llama":
             tables = rotary_tables(self.shape.head_width, tokens.shape[1], tokens.device)
         x = x.to(BF16)  # autocast alone would leave the residual stream in fp32
         for layer in self.layers:
@@ -184,7 +198,7 @@ def initialise(model):
         else:
             nn.init.zeros_(parameter)
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, RmsNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.RMSNorm, RmsNorm)):
             nn.init.ones_(module.weight)
 
 

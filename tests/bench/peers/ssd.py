@@ -70,10 +70,15 @@ def measure(shape, runs):
                           torch=torch.__version__)), flush=True)
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-parser.add_argument("--shape", action="append",
-                    help="samples, tokens, heads, groups, head width, state; default 8,2048,48,1,64,128")
-parser.add_argument("--runs", type=int, default=20)
-options = parser.parse_args()
-for text in options.shape or ["8,2048,48,1,64,128"]:
-    measure([int(number) for number in text.split(",")], options.runs)
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--shape", action="append",
+                        help="samples, tokens, heads, groups, head width, state; default 8,2048,48,1,64,128")
+    parser.add_argument("--runs", type=int, default=20)
+    options = parser.parse_args()
+    for text in options.shape or ["8,2048,48,1,64,128"]:
+        measure([int(number) for number in text.split(",")], options.runs)
+
+
+if __name__ == "__main__":
+    main()
