@@ -30,6 +30,7 @@
 #include "cli/pki.h"
 #include "cli/plan.h"
 #include "cli/profile.h"
+#include "cli/queues.h"
 #include "cli/rank_map.h"
 #include "cli/reconnect.h"
 #include "cli/top.h"
@@ -212,6 +213,9 @@ class Application {
             [this](auto& client) { return GetWorkers(client, tree_, format(), terminal_); });
       })->add_flag("--tree", tree_, "As a tree of zones, blocks, racks and NVLink domains");
     }
+    Add(app_, "queue", "The queues: what each uses, is guaranteed, borrows and waits for", [this] {
+      return WithClient([this](auto& client) { return Queues(client, format(), terminal_); });
+    });
     CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
     TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
       return WithClient(
@@ -605,6 +609,19 @@ class Application {
         })
         ->add_option("WORKER", worker_, "Name of the worker")
         ->required();
+    CLI::App* queues = AddGroup(*admin, "queues", "Define the queues of the cluster");
+    Add(*queues, "apply", "Define the queues, in place of those that there are (docs/queues.md)",
+        [this] {
+          return WithClient([this](auto& client) {
+            return ApplyQueues(client, queues_file_, format(), terminal_);
+          });
+        })
+        ->add_option("FILE", queues_file_, "YAML or JSON")
+        ->required();
+    Add(*queues, "get", "The queues as they were last defined, as YAML for apply", [this] {
+      return WithClient(
+          [this](auto& client) { return GetQueuePolicy(client, format(), terminal_); });
+    });
     Add(*admin, "backup", "Write a copy of the coordinator's state on its host", [this] {
       return WithClient([this](auto& client) { return Backup(client, format(), terminal_); });
     });
@@ -872,6 +889,7 @@ class Application {
   std::string job_;
   std::string reason_;
   std::string labels_;
+  std::string queues_file_;
   std::string worker_;
   bool tree_ = false;
   FleetOptions fleet_;

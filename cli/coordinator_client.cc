@@ -174,6 +174,24 @@ class GrpcClient : public CoordinatorClient {
     return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Unreserve, request, kCallTimeout);
   }
 
+  absl::StatusOr<v1::GetQueuesResponse> GetQueues() override {
+    return Call<v1::GetQueuesResponse>(&v1::JobService::Stub::GetQueues, v1::GetQueuesRequest(),
+                                       kCallTimeout);
+  }
+
+  absl::StatusOr<v1::QueuePolicy> GetQueuePolicy() override {
+    return CallAdmin<v1::QueuePolicy>(&v1::AdminService::Stub::GetQueuePolicy,
+                                      v1::GetQueuePolicyRequest(), kCallTimeout);
+  }
+
+  absl::Status ApplyQueues(const v1::QueuePolicy& policy) override {
+    v1::ApplyQueuesRequest request;
+    *request.mutable_policy() = policy;
+    return CallAdmin<v1::ApplyQueuesResponse>(&v1::AdminService::Stub::ApplyQueues, request,
+                                              kCallTimeout)
+        .status();
+  }
+
   absl::StatusOr<v1::BackupResponse> Backup() override {
     return CallAdmin<v1::BackupResponse>(&v1::AdminService::Stub::Backup, v1::BackupRequest(),
                                          kBackupTimeout);

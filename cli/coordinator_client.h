@@ -52,6 +52,9 @@ class CoordinatorClient {
   enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
   virtual absl::StatusOr<v1::Job> ChangeJob(JobChange change,
                                             const v1::ChangeJobRequest& request) = 0;
+  virtual absl::StatusOr<v1::GetQueuesResponse> GetQueues() = 0;
+  virtual absl::StatusOr<v1::QueuePolicy> GetQueuePolicy() = 0;
+  virtual absl::Status ApplyQueues(const v1::QueuePolicy& policy) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   // As of the last second or two.

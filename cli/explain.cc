@@ -232,6 +232,31 @@ std::string WhyText(const v1::WaitReason& reason) {
       }
       return absl::StrCat("starts after ", absl::StrJoin(jobs, " and "));
     }
+    case v1::WAIT_CODE_QUEUE_QUOTA:
+      return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(), " uses ",
+                          reason.used(), " of the ", reason.limit(), " that it may");
+    case v1::WAIT_CODE_QUEUE_JOBS:
+      return absl::StrCat(Count(reason.used(), "job"), " of queue ", reason.limiting_queue(),
+                          reason.used() == 1 ? " runs" : " run", ", as many as may");
+    case v1::WAIT_CODE_TENANT_LIMIT:
+      return absl::StrCat("needs ", wanted, ", and ",
+                          reason.tenant().empty() ? "jobs without the label tenant"
+                                                  : absl::StrCat("tenant ", reason.tenant()),
+                          " use ", reason.used(), " of the ", reason.limit(),
+                          " that one tenant may in queue ", reason.limiting_queue());
+    case v1::WAIT_CODE_RESERVED:
+      return absl::StrCat(
+          "enough slots are free, but job ", reason.blocker().job_name(), " has waited longer and ",
+          reason.has_reserved_start()
+              ? absl::StrCat("gets them at ", LocalTime(reason.reserved_start()),
+                             "; this job is not known to end before")
+              : std::string("nobody knows when it can start; no job takes devices before it"));
+    case v1::WAIT_CODE_NO_QUEUE:
+      return absl::StrCat("queue ", reason.queue(),
+                          " is gone, or has queues below it: `muster queue` lists the queues");
+    case v1::WAIT_CODE_QUOTA_TOO_SMALL:
+      return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(),
+                          " may never use more than ", reason.limit());
     default:
       return absl::StrCat("waits for a reason that this program does not know (",
                           static_cast<int>(reason.code()), "); is it older than the coordinator?");
@@ -290,6 +315,17 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return absl::StrCat("starts before it with a priority above ", change.priority_above());
     case v1::WAIT_CODE_BEHIND_MANY:
       return "a higher priority moves it up";
+    case v1::WAIT_CODE_QUEUE_QUOTA:
+    case v1::WAIT_CODE_QUEUE_JOBS:
+    case v1::WAIT_CODE_TENANT_LIMIT:
+      return "starts when jobs there end";
+    case v1::WAIT_CODE_RESERVED:
+      return "a time limit that ends before would let it start";
+    case v1::WAIT_CODE_NO_QUEUE:
+      return "define the queue again, or submit the job to another one";
+    case v1::WAIT_CODE_QUOTA_TOO_SMALL:
+      return "raise the queue's guaranteed, borrowing_limit or tenant_limit, or lower "
+             "resources.ranks";
     case v1::WAIT_CODE_HELD:
       return "`muster release` lets it wait in its queue again";
     default:

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -38,6 +39,8 @@
 #include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
 #include "coordinator/targets.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "proto/spec/queues.h"
 #include "proto/spec/topology_file.h"
 #include "security/tls_files.h"
 
@@ -56,6 +59,7 @@ struct Flags {
   security::TlsFiles tls;
   GateOptions gate;
   bool insecure = false;
+  std::string queues;
   CoreConfig core;
 };
 
@@ -156,6 +160,23 @@ std::string Quoted(const std::string& text) {
   return out + "\"";
 }
 
+// Defines the queues as the file says, unless they are so already. An empty path: nothing.
+absl::Status ApplyQueuesFile(const std::string& path, FileSystem& files, Shell& shell) {
+  if (path.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string text, files.Read(path));
+  ASSIGN_OR_RETURN(const v1::QueuePolicy policy, spec::ParseQueues(text, path));
+  std::promise<absl::StatusOr<v1::QueuePolicy>> known;
+  shell.GetQueuePolicy(
+      [&known](absl::StatusOr<v1::QueuePolicy> now) { known.set_value(std::move(now)); });
+  ASSIGN_OR_RETURN(const v1::QueuePolicy now, known.get_future().get());
+  if (google::protobuf::util::MessageDifferencer::Equals(now, policy)) return absl::OkStatus();
+  std::promise<absl::Status> applied;
+  shell.ApplyQueues(policy, "coordinator", [&applied](const absl::StatusOr<JobReply>& reply) {
+    applied.set_value(reply.status());
+  });
+  return Annotate(applied.get_future().get(), path);
+}
+
 absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   RealClock clock;
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
@@ -183,6 +204,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
           },
           [&stop](const absl::Status&) { stop.Fail(); }));
 
+  RETURN_IF_ERROR(ApplyQueuesFile(flags.queues, *files, *shell));
   const std::string address_file = flags.data_dir + "/address";
   const std::string backups = std::filesystem::absolute(flags.data_dir).string() + "/backups";
   ASSIGN_OR_RETURN(const std::unique_ptr<RpcServer> server,
@@ -342,6 +364,11 @@ int Main(int argc, char** argv) {
   app.add_flag("--insecure", flags.insecure,
                "Listen for other machines without TLS: anybody who reaches the port may run jobs");
   app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
+  app.add_option(
+         "--queues", flags.queues,
+         "YAML file that defines the queues (docs/queues.md), applied at every start; without "
+         "it they stay as they were last defined")
+      ->type_name("FILE");
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
   AddDuration(app, "--unreachable-after", flags.core.unreachable_after,

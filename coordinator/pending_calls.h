@@ -68,9 +68,10 @@ class PendingCalls {
   void FailAll(const absl::Status& status);
 
  private:
-  using AnyDone = std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
-                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
-                               Done<OpenUsage>>;
+  using AnyDone =
+      std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
+                   Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
+                   Done<OpenUsage>, Done<std::vector<v1::QueueStatus>>, Done<v1::QueuePolicy>>;
 
   std::optional<CallId> Keep(AnyDone done);
   std::optional<AnyDone> Take(CallId id);

@@ -233,6 +233,34 @@ void Shell::Usage(Done<OpenUsage> done) {
   });
 }
 
+void Shell::GetQueues(Done<std::vector<v1::QueueStatus>> done) {
+  const auto call = calls_.Add<std::vector<v1::QueueStatus>>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call] {
+    Enqueue({.then = [this, call, queues = core_->GetQueues(Now())]() mutable {
+      calls_.Answer<std::vector<v1::QueueStatus>>(call, std::move(queues));
+    }});
+  });
+}
+
+void Shell::GetQueuePolicy(Done<v1::QueuePolicy> done) {
+  const auto call = calls_.Add<v1::QueuePolicy>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, call = *call] {
+    Enqueue({.then = [this, call, policy = core_->queue_policy()]() mutable {
+      calls_.Answer<v1::QueuePolicy>(call, std::move(policy));
+    }});
+  });
+}
+
+void Shell::ApplyQueues(v1::QueuePolicy policy, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = ApplyQueuesEvent{call->id, std::move(policy), std::move(caller)}] {
+    Handle(event);
+  });
+}
+
 // ---- sessions -----------------------------------------------------------------------------------
 
 absl::StatusOr<SessionId> Shell::OpenSession(Incarnation incarnation, v1::Hello hello,

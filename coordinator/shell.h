@@ -79,6 +79,11 @@ class Shell {
   // Device time of the period that is not over. Answered on a thread on which the store may be read
   // for long.
   void Usage(Done<OpenUsage> done);
+  // The queues as they are used now, and as they were last defined.
+  void GetQueues(Done<std::vector<v1::QueueStatus>> done);
+  void GetQueuePolicy(Done<v1::QueuePolicy> done);
+  // kInvalidArgument: one line per broken rule.
+  void ApplyQueues(v1::QueuePolicy policy, Caller caller, Done<JobReply> done);
   // kNotFound. The worker is forgotten and what it held is given up when `done` is called.
   void RemoveWorker(std::string worker, Caller caller, Done<JobReply> done);
   void CreateToken(v1::TokenRow row, Caller caller, Done<JobReply> done);

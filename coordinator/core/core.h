@@ -22,6 +22,7 @@
 #include "coordinator/store/store.h"
 #include "muster/v1/fleet.pb.h"
 #include "muster/v1/job.pb.h"
+#include "muster/v1/queue.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/spec.pb.h"
 #include "muster/v1/stored.pb.h"
@@ -122,10 +123,17 @@ struct FleetEvent {
   Request request;
   Caller caller;
 };
+// An operator defines the queues anew.
+struct ApplyQueuesEvent {
+  CallId call;
+  v1::QueuePolicy policy;
+  Caller caller;
+};
 struct TimerFired {};
-using CoreEvent = std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened,
-                               SessionMessage, SessionClosed, RemoveWorkerEvent, FleetEvent,
-                               CreateTokenEvent, RevokeTokenEvent, AuditEvent, TimerFired>;
+using CoreEvent =
+    std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened, SessionMessage,
+                 SessionClosed, RemoveWorkerEvent, FleetEvent, ApplyQueuesEvent, CreateTokenEvent,
+                 RevokeTokenEvent, AuditEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -233,6 +241,11 @@ class Core {
   // Why a job waits, or what would become of a spec; changes nothing. kNotFound.
   virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
   virtual OpenUsage Usage(absl::Time now) = 0;
+  // The queues as they are used at this time, and as they were last defined.
+  virtual std::vector<v1::QueueStatus> GetQueues(absl::Time now) = 0;
+  virtual const v1::QueuePolicy& queue_policy() const = 0;
+  // For the simulator: whether a plan made now would start, stop or give up anything.
+  virtual bool WouldDecide(absl::Time now) = 0;
   // For the simulator: the invariants that do not hold; empty when all do.
   virtual std::vector<std::string> CheckInvariants() const = 0;
 };

@@ -118,8 +118,14 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
-  *attempt.mutable_cost() = CostOf(workers_.slots(), AsWaiting(job), placements);
-  scheduling_.AddRunning(job.id(), AsRunning(job));
+  const WaitingJob waiting = AsWaiting(job);
+  *attempt.mutable_cost() = CostOf(workers_.slots(), waiting, placements);
+  state.clear_queued();
+  state.clear_expected_end();
+  if (waiting.runtime != absl::InfiniteDuration()) {
+    *state.mutable_expected_end() = ToProto(turn.now() + waiting.runtime);
+  }
+  scheduling_.AddRunning(job.id(), AsRunning(job), turn.now());
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
   job.symptom_at.reset();
@@ -190,6 +196,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   if (report == Gang::Report::kChanged) {
     job.progress_changed = true;
     turn.Progressed(job.id());
+    if (job.state.state() == v1::JOB_STATE_RUNNING) ExpectEnd(job, turn);
   }
   // Reports that only say that nothing has changed may tell that the gang hangs.
   if (report == Gang::Report::kSame && job.up() && job.account.use() != UseOf(job, turn.now())) {
@@ -353,6 +360,7 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
 
 void CoreImpl::StartClock(JobEntry& job, Turn& turn) {
   *job.state.mutable_running_since() = ToProto(turn.now());
+  ExpectEnd(job, turn);
   if (job.spec().has_time_limit()) CheckTimeLimit(job, turn);
 }
 
@@ -521,7 +529,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Log(std::move(row));
   const v1::JobState after = job.state.after_release();
   job.state.set_attempt_live(false);
-  scheduling_.RemoveRunning(job.id());
+  scheduling_.RemoveRunning(job.id(), turn.now());
   job.state.clear_after_release();
   job.attempt.clear_restore();
   job.attempt.mutable_ranks()->Add(job.gang.ranks().begin(), job.gang.ranks().end());

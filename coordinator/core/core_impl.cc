@@ -56,6 +56,7 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
         return row_status.ok();
       }));
   RETURN_IF_ERROR(row_status);
+  RETURN_IF_ERROR(LoadQueues(store));
   RETURN_IF_ERROR(RecoverJobs(store, now));
   RETURN_IF_ERROR(LoadLedger(store, now));
   RETURN_IF_ERROR(LoadAccess(store));
@@ -84,7 +85,7 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       }
       workers_.Hold(placement, job.id(), job.epoch());
     }
-    scheduling_.AddRunning(job.id(), AsRunning(job));
+    scheduling_.RecoverRunning(job.id(), AsRunning(job));
   }
   return absl::OkStatus();
 }
@@ -184,6 +185,7 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
     std::string operator()(const ChangeJobEvent& e) const { return e.caller.actor; }
     std::string operator()(const FleetEvent& e) const { return e.caller.actor; }
     std::string operator()(const RemoveWorkerEvent& e) const { return e.caller.actor; }
+    std::string operator()(const ApplyQueuesEvent& e) const { return e.caller.actor; }
     std::string operator()(const CreateTokenEvent& e) const { return e.caller.actor; }
     std::string operator()(const RevokeTokenEvent& e) const { return e.caller.actor; }
     std::string operator()(const AuditEvent&) const { return "coordinator"; }
@@ -296,6 +298,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   AccountForDevices(turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
+  PersistQueueUsage(turn);
   ArmTimer(turn);
 }
 
@@ -512,6 +515,7 @@ std::vector<std::string> CoreImpl::CheckInvariants() const {
   CheckAccounts(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);
+  for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
   if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {

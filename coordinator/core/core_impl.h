@@ -2,6 +2,7 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_queues.cc      the queues, and what they use
 // core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 // core_dependencies.cc  jobs that wait for the ends of others
 // core_attempts.cc    one attempt from allocation to release
@@ -53,6 +54,11 @@ class CoreImpl : public Core {
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
   absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
   OpenUsage Usage(absl::Time now) override;
+  std::vector<v1::QueueStatus> GetQueues(absl::Time now) override {
+    return scheduling_.Queues(now);
+  }
+  const v1::QueuePolicy& queue_policy() const override { return queue_policy_; }
+  bool WouldDecide(absl::Time now) override { return scheduling_.WouldDecide(now); }
   std::vector<std::string> CheckInvariants() const override;
 
  private:
@@ -85,6 +91,14 @@ class CoreImpl : public Core {
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
+
+  // Takes down when the job is expected to end, if that has changed by more than reports differ.
+  void ExpectEnd(JobEntry& job, Turn& turn);
+
+  // ---- core_queues.cc
+  void On(const ApplyQueuesEvent& event, Turn& turn);
+  absl::Status LoadQueues(Store& store);
+  void PersistQueueUsage(Turn& turn);
 
   // ---- core_preemption.cc
   void On(const ChangeJobEvent& event, Turn& turn);
@@ -259,6 +273,7 @@ class CoreImpl : public Core {
   Ledger ledger_;
   std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices
   bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
+  v1::QueuePolicy queue_policy_;
   KeyValue values_;
   std::map<std::string, v1::TokenRow> tokens_;  // by id
   uint64_t last_audit_ = 0;

@@ -67,6 +67,13 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
+  const v1::ResourceSpec& resources = event.spec.resources();
+  reply.status =
+      scheduling_.tree().CheckJob(event.spec.queue(), resources.device(), resources.ranks());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
   const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec);
   if (!after.ok()) {
     reply.status = after.status();
@@ -149,6 +156,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.Clear();
   if (IsFinal(to)) job.state.clear_held_by();
   if (IsFinal(to)) job.state.clear_held_since();
+  if (IsFinal(to) || to == v1::JOB_STATE_HELD) job.state.clear_queued();
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -165,6 +173,8 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
 
 namespace {
 
+// An expected end is moved when it has changed by so much, and by a twentieth of the rest.
+constexpr absl::Duration kEndTolerance = absl::Seconds(1);
 constexpr double kEstimateSecondsMax = 10 * 365 * 86'400.0;  // longer: nobody knows
 
 // The distance between neighbouring ranks of a tensor group in the numbering of ranks.
@@ -211,6 +221,23 @@ absl::Duration RestOf(const JobEntry& job) {
 
 }  // namespace
 
+void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
+  const absl::Duration rest = std::min(RestOf(job), LimitOf(job, turn.now()));
+  if (!job.up() || rest == absl::InfiniteDuration()) return;
+  const absl::Time end = turn.now() + rest;
+  // Reports come several times a second and differ a little.
+  if (job.state.has_expected_end() && absl::AbsDuration(FromProto(job.state.expected_end()) - end) <
+                                          std::max(kEndTolerance, rest / 20)) {
+    return;
+  }
+  *job.state.mutable_expected_end() = ToProto(end);
+  scheduling_.ChangeRunning(job.id(), [&](RunningJob& running) {
+    running.ends_at = FromProto(job.state.expected_end());
+  });
+  turn.Persist(job.id());
+  if (scheduling_.waiting() > 0) turn.Reschedule();
+}
+
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   const v1::JobSpec& spec = job.spec();
   WaitingJob waiting;
@@ -229,11 +256,17 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.reservations = ReservationsFor(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
   waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
+  waiting.tenant = TenantOf(spec);
+  if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
   return waiting;
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   if (!job.state.after().empty()) return AwaitDependencies(job, turn);
+  if (!job.state.has_queued()) {
+    *job.state.mutable_queued() = ToProto(turn.now());
+    turn.Persist(job.id());
+  }
   WaitingJob waiting = AsWaiting(job);
   Explain(job, scheduling_.BeforePlan(waiting), turn);
   if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
@@ -254,7 +287,9 @@ RunningJob CoreImpl::AsRunning(const JobEntry& job) {
     if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
     running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
   }
+  running.tenant = TenantOf(spec);
   running.min_runtime = FromProto(spec.preemption().min_runtime());
+  if (job.state.has_expected_end()) running.ends_at = FromProto(job.state.expected_end());
   return running;
 }
 
@@ -266,6 +301,7 @@ void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
 
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
   scheduling_.Remove(start.job);
+  if (start.in_turn) scheduling_.TookTurn(jobs_.Find(start.job)->spec().queue(), turn.now());
   DropKept(*jobs_.Find(start.job), turn);
   Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
@@ -285,6 +321,10 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
     entry.fixed.set_id("(the spec)");  // no job has such an id
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    *entry.state.mutable_queued() = ToProto(now);
+    const v1::ResourceSpec& resources = entry.spec().resources();
+    RETURN_IF_ERROR(
+        scheduling_.tree().CheckJob(entry.spec().queue(), resources.device(), resources.ranks()));
     entry.fixed.set_submit_sequence(jobs_.NextSequence());
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());
@@ -297,16 +337,6 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     }
     id = entry.id();
     added = AsWaiting(entry);
-  }
-  std::map<JobId, absl::Time> ends;
-  for (const auto& [running, job] : scheduling_.running().all()) {
-    const JobEntry& entry = *jobs_.Find(running);
-    const bool trains = entry.up() && entry.state.state() == v1::JOB_STATE_RUNNING;
-    ends.emplace(running, trains ? now + std::min(RestOf(entry), LimitOf(entry, now))
-                                 : absl::InfiniteFuture());
-  }
-  for (const auto& [running, end] : ends) {
-    scheduling_.ChangeRunning(running, [end = end](RunningJob& job) { job.ends_at = end; });
   }
   Forecast forecast = scheduling_.Explain(id, std::move(added), now);
   if (!forecast.start.has_value()) {
@@ -339,7 +369,7 @@ void CoreImpl::Schedule(Turn& turn) {
     if (!scheduling_.Waits(explanation.job)) continue;
     Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
   }
-  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, plan.wake_at);
+  deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, std::min(plan.wake_at, plan.again_at));
 }
 
 }  // namespace muster::coordinator

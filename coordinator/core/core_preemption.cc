@@ -30,7 +30,7 @@ void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
   for (const JobId& id : eviction.outbid) DropKept(*jobs_.Find(id), turn);
   DropKept(winner, turn);
   const v1::JobSpec& spec = winner.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), {}};
+  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), AsWaiting(winner).tenant, {}};
   for (const Slot& slot : eviction.slots) {
     workers_.Keep(slot.worker, slot.device, winner.id());
     v1::KeptSlot& stored = *winner.state.add_kept();
@@ -80,7 +80,7 @@ void CoreImpl::DropKept(JobEntry& job, Turn& turn) {
 void CoreImpl::RecoverKept(JobEntry& job) {
   if (job.state.kept().empty()) return;
   const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), {}};
+  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), AsWaiting(job).tenant, {}};
   for (const v1::KeptSlot& slot : job.state.kept()) {
     workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id());
     kept.slots.insert({WorkerId(slot.worker()), slot.device()});

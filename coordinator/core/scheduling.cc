@@ -1,6 +1,9 @@
 #include "coordinator/core/scheduling.h"
 
+#include <algorithm>
 #include <variant>
+
+#include "proto/spec/names.h"
 
 namespace muster::coordinator {
 
@@ -9,6 +12,118 @@ bool Scheduling::Add(WaitingJob job) {
       !horizon_.Excludes(job) || job.not_before != absl::InfinitePast();  // a plan wakes at its end
   waiting_.Add(std::move(job));
   return matters;
+}
+
+void Scheduling::AddRunning(const JobId& id, RunningJob job, absl::Time now) {
+  Accrue(job.queue, now);
+  RecoverRunning(id, std::move(job));
+}
+
+void Scheduling::RecoverRunning(const JobId& id, RunningJob job) {
+  Count(job, 1);
+  running_.Put(id, std::move(job));
+}
+
+void Scheduling::RemoveRunning(const JobId& id, absl::Time now) {
+  const RunningJob* job = running_.Find(id);
+  if (job == nullptr) return;
+  Accrue(job->queue, now);
+  Count(*job, -1);
+  running_.Remove(id);
+}
+
+// To be called before what the queue uses changes.
+void Scheduling::Accrue(const std::string& queue, absl::Time now) {
+  const int leaf = tree_.Find(queue);
+  if (leaf == QueueTree::kNone) return;
+  for (const int above : tree_.Path(leaf)) {
+    history_.Accrue(tree_, use_, above, now);
+    accrued_.insert(tree_.at(above).name);
+  }
+}
+
+void Scheduling::SetTree(QueueTree tree, absl::Time now) {
+  for (const QueueTree::Queue& queue : tree_.queues()) {
+    if (queue.leaf) Accrue(queue.name, now);
+  }
+  for (const QueueTree::Queue& queue : tree_.queues()) {
+    if (tree.Find(queue.name) == QueueTree::kNone) history_.Forget(queue.name);
+  }
+  RecoverTree(std::move(tree));
+  for (const auto& [id, job] : running_.all()) Count(job, 1);
+  for (const QueueTree::Queue& queue : tree_.queues()) history_.Begin(queue.name, now);
+  for (const QueueTree::Queue& queue : tree_.queues()) accrued_.insert(queue.name);
+  horizon_ = {};  // of plans for other queues
+}
+
+void Scheduling::RecoverTree(QueueTree tree) {
+  tree_ = std::move(tree);
+  use_ = QueueUse(tree_);
+}
+
+void Scheduling::TookTurn(const std::string& queue, absl::Time now) {
+  history_.TookTurn(queue, now);
+  accrued_.insert(queue);
+}
+
+std::vector<v1::QueueStatus> Scheduling::Queues(absl::Time now) {
+  struct Waiting {
+    int64_t jobs = 0;
+    PerDevice<int64_t> devices = {};
+  };
+  std::vector<Waiting> waiting(tree_.queues().size());
+  for (const auto& [name, shapes] : waiting_.queues()) {
+    const int queue = tree_.Find(name);
+    if (queue == QueueTree::kNone) continue;
+    for (const auto& [shape, jobs] : shapes) {
+      for (const int above : tree_.Path(queue)) {
+        Waiting& of = waiting[static_cast<size_t>(above)];
+        of.jobs += static_cast<int64_t>(jobs.size());
+        of.devices[static_cast<size_t>(shape.device)] +=
+            shape.ranks * static_cast<int64_t>(jobs.size());
+      }
+    }
+  }
+  std::vector<v1::QueueStatus> out;
+  for (size_t i = 0; i < tree_.queues().size(); ++i) {
+    const QueueTree::Queue& queue = tree_.queues()[i];
+    const QueueUse::Of& used = use_.at(static_cast<int>(i));
+    v1::QueueStatus& status = out.emplace_back();
+    status.set_name(queue.name);
+    if (queue.parent != QueueTree::kNone) status.set_parent(tree_.at(queue.parent).name);
+    status.set_running_jobs(used.jobs);
+    status.set_waiting_jobs(waiting[i].jobs);
+    if (queue.running_jobs_max.has_value()) {
+      status.set_running_jobs_max(static_cast<int32_t>(*queue.running_jobs_max));
+    }
+    status.set_weight(queue.weight);
+    status.set_share(ShareOf(Cluster(), use_, static_cast<int>(i), now));
+    for (const v1::DeviceKind kind : {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA}) {
+      const size_t k = static_cast<size_t>(kind);
+      if (slots_.Of(kind).total == 0 && queue.guaranteed[k] == 0 && !queue.limit[k].has_value() &&
+          used.devices[k] == 0 && waiting[i].devices[k] == 0) {
+        continue;
+      }
+      v1::QueueUse& use = *status.add_uses();
+      use.set_device(spec::EnumName(kind));
+      use.set_used(used.devices[k]);
+      use.set_guaranteed(queue.guaranteed[k]);
+      use.set_borrowed(std::max<int64_t>(0, used.devices[k] - queue.guaranteed[k]));
+      if (queue.limit[k].has_value()) use.set_limit(*queue.limit[k]);
+      use.set_waiting(waiting[i].devices[k]);
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> Scheduling::CheckQueues() const {
+  std::vector<std::string> broken;
+  QueueUse counted(tree_);
+  for (const auto& [id, job] : running_.all()) {
+    counted.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+  }
+  if (!(counted == use_)) broken.push_back("what queues use is not what their jobs use");
+  return broken;
 }
 
 bool Scheduling::Remove(const JobId& id) {
@@ -35,6 +150,10 @@ Schedule Scheduling::MakePlan(absl::Time now) {
   }
   explained_ = std::move(explained);
   return plan;
+}
+
+bool Scheduling::WouldDecide(absl::Time now) {
+  return !Plan(Cluster(), waiting_, policy_, now).decisions.empty();
 }
 
 Forecast Scheduling::Explain(const JobId& id, std::optional<WaitingJob> added, absl::Time now) {

@@ -6,12 +6,15 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "muster/v1/queue.pb.h"
 
 namespace muster::coordinator {
 
@@ -32,8 +35,10 @@ class Scheduling {
   std::vector<JobId> TakeRetries(absl::Time now) { return waiting_.TakeRetries(now); }
 
   // ---- jobs that hold slots: every job with an attempt
-  void AddRunning(const JobId& id, RunningJob job) { running_.Put(id, std::move(job)); }
-  void RemoveRunning(const JobId& id) { running_.Remove(id); }
+  void AddRunning(const JobId& id, RunningJob job, absl::Time now);
+  // As it was before a restart: what its queue has used up to now is known.
+  void RecoverRunning(const JobId& id, RunningJob job);
+  void RemoveRunning(const JobId& id, absl::Time now);
   bool Runs(const JobId& id) const { return running_.Contains(id); }
   const RunningJobs& running() const { return running_; }
   // Does nothing when the job holds no slot.
@@ -51,21 +56,50 @@ class Scheduling {
   void DropKept(const JobId& id) { kept_.erase(id); }
   const KeptSlots& kept() const { return kept_; }
 
+  // ---- queues
+  const QueueTree& tree() const { return tree_; }
+  const QueueUse& use() const { return use_; }
+  void SetTree(QueueTree tree, absl::Time now);
+  void RecoverTree(QueueTree tree);
+  // What the queues have used.
+  const QueueHistory& history() const { return history_; }
+  void RestoreHistory(const std::string& queue, const v1::QueueUsage& usage) {
+    history_.Restore(queue, usage);
+  }
+  // A job started that was the first of its queue.
+  void TookTurn(const std::string& queue, absl::Time now);
+  // The queues whose row of history has changed since the last call.
+  std::set<std::string> TakeAccrued() { return std::exchange(accrued_, {}); }
+  // The queues as they are used now.
+  std::vector<v1::QueueStatus> Queues(absl::Time now);
+  // The invariants that do not hold: what is used within what may be.
+  std::vector<std::string> CheckQueues() const;
+
   // ---- plans
   // Jobs that the plan before this one explained one by one and this one does not look at are
   // among the explanations too.
   Schedule MakePlan(absl::Time now);
+  // Whether a plan made now would decide anything.
+  bool WouldDecide(absl::Time now);
   // What becomes of one job: one that waits, or `added`, as if it waited too.
   Forecast Explain(const JobId& id, std::optional<WaitingJob> added, absl::Time now);
 
  private:
-  Snapshot Cluster() { return {slots_, running_, kept_}; }
+  Snapshot Cluster() { return {slots_, running_, kept_, tree_, use_, history_}; }
+  void Accrue(const std::string& queue, absl::Time now);
+  void Count(const RunningJob& job, int sign) {
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign);
+  }
 
   SlotIndex& slots_;
   const SchedulePolicy policy_;
   WaitingQueue waiting_;
   RunningJobs running_;
   KeptSlots kept_;
+  QueueTree tree_;
+  QueueUse use_{tree_};
+  QueueHistory history_;
+  std::set<std::string> accrued_;
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
   std::set<JobId> explained_;  // jobs that the newest plan explained one by one

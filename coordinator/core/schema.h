@@ -16,6 +16,7 @@
 //   kKeyValue    JOB_ID 0x00 u64 epoch KEY         bytes
 //   kUsage       "fleet"                           FleetAccount
 //                u64 sequence                      UsageRow
+//   kQueues      "policy"                          QueuePolicy
 //   kRequests    REQUEST_ID                        JOB_ID
 //   kJobs        JOB_ID                            JobRecord, of schema 1 alone (migrate.h)
 #ifndef MUSTER_COORDINATOR_CORE_SCHEMA_H_
@@ -40,6 +41,10 @@ constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
 constexpr char kFleetAccount[] = "fleet";  // sorts behind every sequence
 constexpr char kLastAudit[] = "last_audit";
+// Before the name of a queue: its QueueUsage.
+constexpr char kQueueUsagePrefix[] = "queue_usage/";
+// Of kQueues.
+constexpr char kQueuePolicy[] = "policy";
 
 std::string EncodeU64(uint64_t value);
 // kDataLoss unless `bytes` is 8 long.

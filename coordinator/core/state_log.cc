@@ -51,6 +51,7 @@ bool IsLogged(Table table) {
     case Table::kKeyValue:
     case Table::kUsage:
     case Table::kTokens:
+    case Table::kQueues:
       return true;
     case Table::kMeta:
     case Table::kJobs:

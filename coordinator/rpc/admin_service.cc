@@ -76,6 +76,32 @@ class AdminService : public v1::AdminService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* ApplyQueues(grpc::CallbackServerContext* context,
+                                        const v1::ApplyQueuesRequest* request,
+                                        v1::ApplyQueuesResponse*) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "AdminService.ApplyQueues");
+    if (!caller.ok()) return Finish(reactor, "ApplyQueues", caller.status());
+    shell_.ApplyQueues(request->policy(), *caller,
+                       [this, reactor](const absl::StatusOr<JobReply>& reply) {
+                         Finish(reactor, "ApplyQueues", reply.status());
+                       });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetQueuePolicy(grpc::CallbackServerContext* context,
+                                           const v1::GetQueuePolicyRequest*,
+                                           v1::QueuePolicy* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status may = gate_.Admit(*context, "AdminService.GetQueuePolicy").status();
+    if (!may.ok()) return Finish(reactor, "GetQueuePolicy", may);
+    shell_.GetQueuePolicy([this, reactor, response](absl::StatusOr<v1::QueuePolicy> policy) {
+      if (policy.ok()) *response = *std::move(policy);
+      Finish(reactor, "GetQueuePolicy", policy.status());
+    });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* Backup(grpc::CallbackServerContext* context,
                                    const v1::BackupRequest* request,
                                    v1::BackupResponse* response) override {

@@ -170,6 +170,24 @@ class JobService : public v1::JobService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* GetQueues(grpc::CallbackServerContext* context,
+                                      const v1::GetQueuesRequest*,
+                                      v1::GetQueuesResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "JobService.GetQueues");
+    if (!caller.ok()) return Finish(reactor, "GetQueues", caller.status());
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
+    if (!slot.ok()) return Finish(reactor, "GetQueues", slot.status());
+    shell_.GetQueues([this, reactor, response,
+                      slot = std::move(slot)](absl::StatusOr<std::vector<v1::QueueStatus>> queues) {
+      if (queues.ok()) {
+        for (v1::QueueStatus& queue : *queues) *response->add_queues() = std::move(queue);
+      }
+      Finish(reactor, "GetQueues", queues.status());
+    });
+    return reactor;
+  }
+
   grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext* context,
                                         const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override {

@@ -14,6 +14,12 @@ struct Candidate {
   bool waits = false;  // slots are kept for it
   double cost = 0;
   int32_t priority = 0;
+  int queue = QueueTree::kNone;
+  int64_t ranks = 0;
+  std::string tenant = {};
+  // Of the jobs of another queue: that queue or one above it, which must use more than is
+  // guaranteed to it. kNone: it is of the same queue.
+  int borrows = QueueTree::kNone;
 };
 
 // Slots taken from their holders for a while; all are given back when it is destroyed.
@@ -61,7 +67,11 @@ class Taken {
 class Search {
  public:
   Search(const EvictionSearch& search, const WaitingJob& job)
-      : search_(search), job_(job), taken_(search.slots) {
+      : search_(search),
+        job_(job),
+        queue_(search.tree.Find(job.queue)),
+        use_(search.use),
+        taken_(search.slots) {
     for (const auto& [id, kept] : search.kept) {
       if (id == job.id) continue;
       for (const Slot& slot : kept.slots) kept_for_.emplace(slot, id);
@@ -76,9 +86,10 @@ class Search {
     std::optional<Choice> best;
     for (const std::vector<const Candidate*>& order : {Cheapest(), ByWorker()}) {
       std::optional<Choice> choice = Choose(order);
-      if (!choice.has_value()) return std::nullopt;  // not even with all of them
+      if (!choice.has_value()) continue;
       if (!best.has_value() || choice->cost < best->cost) best = std::move(choice);
     }
+    if (!best.has_value()) return std::nullopt;
     return Result(*std::move(best));
   }
 
@@ -97,18 +108,42 @@ class Search {
       if (id == job_.id) {
         slots += static_cast<int64_t>(kept.slots.size());
       } else if (kept.queue == job_.queue && kept.priority < job_.priority) {
-        candidates_.push_back({id, true, 0, kept.priority});
+        candidates_.push_back({.id = id,
+                               .waits = true,
+                               .priority = kept.priority,
+                               .queue = queue_,
+                               .ranks = static_cast<int64_t>(kept.slots.size()),
+                               .tenant = kept.tenant});
         slots += static_cast<int64_t>(kept.slots.size());
       }
     }
     slots += search_.running.Stopping(job_.device).ranks;
-    for (const auto& [priority, peers] : search_.running.Of(job_.device, job_.queue)) {
-      if (priority >= job_.priority) break;
-      slots += peers.ranks;
+    // Of each queue: the jobs below a priority, and which queue they borrow in.
+    struct Source {
+      const RunningJobs::ByPriority& jobs;
+      int queue;
+      int borrows;
+    };
+    std::vector<Source> sources = {
+        {search_.running.Of(job_.device, job_.queue), queue_, QueueTree::kNone}};
+    for (int other = 0; queue_ != QueueTree::kNone && other < QueueCount(); ++other) {
+      const QueueTree::Queue& queue = search_.tree.at(other);
+      if (other == queue_ || !queue.leaf) continue;
+      const int borrows = ReclaimsFrom(other);
+      if (borrows == QueueTree::kNone) continue;
+      sources.push_back({search_.running.Of(job_.device, queue.name), other, borrows});
     }
+    const auto each = [&](auto visit) {
+      for (const Source& source : sources) {
+        for (const auto& [priority, peers] : source.jobs) {
+          if (source.borrows == QueueTree::kNone && priority >= job_.priority) break;
+          visit(source, priority, peers);
+        }
+      }
+    };
+    each([&](const Source&, int32_t, const RunningJobs::Peers& peers) { slots += peers.ranks; });
     if (slots < job_.ranks) return slots;
-    for (const auto& [priority, peers] : search_.running.Of(job_.device, job_.queue)) {
-      if (priority >= job_.priority) break;
+    each([&](const Source& source, int32_t priority, const RunningJobs::Peers& peers) {
       for (const JobId& id : peers.jobs) {
         if (search_.stopped.contains(id)) continue;
         const RunningJob& running = *search_.running.Find(id);
@@ -119,11 +154,46 @@ class Search {
           continue;
         }
         const absl::Duration lost = std::max(absl::ZeroDuration(), search_.now - running.saved_at);
-        candidates_.push_back(
-            {id, false, absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks, priority});
+        candidates_.push_back({.id = id,
+                               .cost = absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks,
+                               .priority = priority,
+                               .queue = source.queue,
+                               .ranks = running.ranks,
+                               .tenant = running.tenant,
+                               .borrows = source.borrows});
       }
-    }
+    });
     return slots;
+  }
+
+  int QueueCount() const { return static_cast<int>(search_.tree.queues().size()); }
+
+  bool Borrows(int queue, int64_t more) const {
+    const size_t kind = static_cast<size_t>(job_.device);
+    return use_.at(queue).devices[kind] + more > search_.tree.at(queue).guaranteed[kind];
+  }
+
+  // Where the path of the other queue parts from that of the job's: the queue there, if what it
+  // uses beyond its guaranteed devices is to be given back to this one. Else kNone.
+  int ReclaimsFrom(int other) const {
+    const std::vector<int>& mine = search_.tree.Path(queue_);
+    const std::vector<int>& theirs = search_.tree.Path(other);
+    size_t at = 0;
+    while (at < mine.size() && at < theirs.size() && mine[at] == theirs[at]) ++at;
+    if (at == mine.size() || at == theirs.size()) return QueueTree::kNone;
+    return !Borrows(mine[at], job_.ranks) && Borrows(theirs[at], 0) ? theirs[at] : QueueTree::kNone;
+  }
+
+  void Count(const Candidate& candidate, int sign) {
+    use_.Count(search_.tree, candidate.queue, job_.device, candidate.ranks, candidate.tenant, sign);
+  }
+  void Free(const Candidate& candidate) {
+    taken_.Free(candidate.id);
+    Count(candidate, -1);
+  }
+  void Return(const Candidate& candidate) {
+    taken_.Return(candidate.id);
+    Count(candidate, 1);
   }
 
   // Slots of jobs that are being stopped, unless they are kept for another job.
@@ -135,12 +205,23 @@ class Search {
         const auto kept = kept_for_.find(slot);
         taken_.Change(slot, id, kept == kept_for_.end() ? JobId() : kept->second);
       }
+      const RunningJob& running = *search_.running.Find(id);
+      use_.Count(search_.tree, search_.tree.Find(running.queue), running.device, running.ranks,
+                 running.tenant, -1);
     }
     taken_.Free(job_.id);
+    const auto own = search_.kept.find(job_.id);
+    if (own != search_.kept.end()) {
+      use_.Count(search_.tree, queue_, job_.device, job_.ranks, job_.tenant, -1);
+    }
   }
 
   bool Fits() {
-    if (search_.slots.Of(job_.device).free < job_.ranks) return false;
+    if (search_.slots.Of(job_.device).free < job_.ranks && job_.reservations.empty()) return false;
+    if (queue_ != QueueTree::kNone &&
+        FindLimit(search_.tree, use_, queue_, job_.device, job_.ranks, job_.tenant).has_value()) {
+      return false;
+    }
     SlotIndex::Trial trial(search_.slots);
     return PlaceGang(trial, job_).has_value();
   }
@@ -189,7 +270,9 @@ class Search {
     std::vector<const Candidate*> freed;
     bool fits = false;
     for (const Candidate* candidate : order) {
-      taken_.Free(candidate->id);
+      // What it borrows may have been taken back by now.
+      if (candidate->borrows != QueueTree::kNone && !Borrows(candidate->borrows, 0)) continue;
+      Free(*candidate);
       freed.push_back(candidate);
       fits = Fits();
       if (fits) break;
@@ -201,16 +284,16 @@ class Search {
         return std::make_pair(!a->waits, a->cost) > std::make_pair(!b->waits, b->cost);
       });
       for (const Candidate* candidate : freed) {
-        taken_.Return(candidate->id);
+        Return(*candidate);
         if (Fits()) continue;
-        taken_.Free(candidate->id);
+        Free(*candidate);
         choice->victims.push_back(candidate);
         choice->cost += candidate->cost;
       }
       choice->slots = Placed();
       freed = choice->victims;
     }
-    for (const Candidate* candidate : freed) taken_.Return(candidate->id);
+    for (const Candidate* candidate : freed) Return(*candidate);
     return choice;
   }
 
@@ -237,6 +320,8 @@ class Search {
 
   const EvictionSearch& search_;
   const WaitingJob& job_;
+  const int queue_;
+  QueueUse use_;  // without the jobs that are freed
   Taken taken_;
   std::vector<Candidate> candidates_;
   std::map<Slot, JobId> kept_for_;

@@ -11,6 +11,7 @@
 
 #include "absl/time/time.h"
 #include "base/ids.h"
+#include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/running_jobs.h"
 #include "coordinator/scheduler/slot_index.h"
 #include "coordinator/scheduler/waiting_queue.h"
@@ -33,6 +34,7 @@ struct Kept {
   std::string queue;
   int32_t priority = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  std::string tenant;
   std::set<Slot> slots;
 
   friend bool operator==(const Kept&, const Kept&) = default;
@@ -51,17 +53,21 @@ struct EvictionSearch {
   const RunningJobs& running;
   const KeptSlots& kept;
   const std::set<JobId>& stopped;  // jobs that the same plan stops already
+  const QueueTree& tree;
+  const QueueUse& use;  // of running jobs and of those that slots are kept for
   absl::Time now;
 };
 
-// The smallest cost at which the job gets slots for its whole gang: of its queue only jobs of a
-// smaller priority are stopped, each after its min_runtime. A job costs its work since its last
-// checkpoint and a restart (kRestartCost), times its ranks. None is stopped in vain: if one of them
-// were left alone, the gang would not fit. Slots that are being released anyway come first, and if
-// they are enough nothing is to be done: no value, as when the gang does not fit in any way.
-// `retry_at` is set to the time at which another candidate's min_runtime is over, if that is
-// earlier. Pure.
-// O(candidates x (slots of each + one placement)); O(1) where candidates have too few slots.
+// The smallest cost at which the job gets slots for its whole gang, within the limits of its queue.
+// Each after its min_runtime, jobs are stopped that have a smaller priority in its queue; and
+// whatever their priority, jobs of queues that use more than is guaranteed to them, while its own
+// queue with the job does not (both as seen from where the paths of the two queues part). A job
+// costs its work since its last checkpoint and a restart (kRestartCost), times its ranks. None is
+// stopped in vain: if one of them were left alone, the gang would not fit. Slots that are being
+// released anyway come first, and if they are enough nothing is to be done: no value, as when the
+// gang does not fit in any way. `retry_at` is set to the time at which another candidate's
+// min_runtime is over, if that is earlier. Pure. O(candidates x (slots of each + one placement));
+// O(1) where candidates have too few slots.
 std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const WaitingJob& job,
                                       absl::Time& retry_at);
 constexpr absl::Duration kRestartCost = absl::Minutes(1);

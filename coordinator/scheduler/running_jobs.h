@@ -29,6 +29,7 @@ struct RunningJob {
   // What it has done since then is lost with the attempt: its newest checkpoint, else its start.
   absl::Time saved_at = absl::InfinitePast();
   absl::Duration min_runtime = absl::ZeroDuration();  // PreemptionSpec.min_runtime
+  std::string tenant = {};                            // label `tenant`
 
   friend bool operator==(const RunningJob&, const RunningJob&) = default;
 };
@@ -69,6 +70,8 @@ class RunningJobs {
     const auto found = by_priority_.find({device, queue});
     return found == by_priority_.end() ? *none : found->second;
   }
+  // Those that are not being stopped and whose end is known, the earliest first.
+  const std::set<std::pair<absl::Time, JobId>>& by_end() const { return by_end_; }
   // Those that are being stopped, and the ranks that they have in all.
   const Peers& Stopping(v1::DeviceKind device) const {
     static const auto* const none = new Peers();
@@ -81,6 +84,13 @@ class RunningJobs {
     if (job.stopping) {
       Count(stopping_[job.device], id, job, sign);
       return;
+    }
+    if (job.ends_at != absl::InfiniteFuture()) {
+      if (sign > 0) {
+        by_end_.emplace(job.ends_at, id);
+      } else {
+        by_end_.erase({job.ends_at, id});
+      }
     }
     const std::pair<v1::DeviceKind, std::string> queue(job.device, job.queue);
     ByPriority& of_queue = by_priority_[queue];
@@ -100,6 +110,7 @@ class RunningJobs {
   std::map<JobId, RunningJob> jobs_;
   std::map<std::pair<v1::DeviceKind, std::string>, ByPriority> by_priority_;
   std::map<v1::DeviceKind, Peers> stopping_;
+  std::set<std::pair<absl::Time, JobId>> by_end_;
 };
 
 }  // namespace muster::coordinator

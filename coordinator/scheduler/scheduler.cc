@@ -13,6 +13,12 @@ namespace {
 
 constexpr int kWorkersNamedMax = 8;  // in one explanation
 
+// Holds, while a plan is made, the free slots on which jobs that do not fit will start.
+const JobId& Reserved() {
+  static const auto* const id = new JobId("(reserved)");  // no job has such an id
+  return *id;
+}
+
 // What the job asks for.
 v1::WaitReason ReasonOf(const WaitingJob& job, v1::WaitCode code) {
   v1::WaitReason reason;
@@ -30,6 +36,8 @@ struct Scope {
   bool explains = true;
   bool preempts = true;
   const JobId* only = nullptr;  // the plan ends at this job and explains no other
+  // When jobs are expected to end; null: RunningJobs::by_end().
+  const std::set<std::pair<absl::Time, JobId>>* ends = nullptr;
 };
 
 // What a plan tries on the index of slots; all is as before when it is destroyed.
@@ -83,72 +91,219 @@ class Planner {
       : attempted_(attempted),
         index_(attempted.index),
         trial_(attempted.trial),
+        cluster_(cluster),
+        tree_(cluster.tree),
         running_(cluster.running),
         policy_(policy),
         now_(now),
         scope_(scope),
-        kept_(cluster.kept) {}
+        kept_(cluster.kept),
+        use_(cluster.use) {
+    for (const auto& [id, kept] : kept_) {
+      use_.Count(tree_, tree_.Find(kept.queue), kept.device,
+                 static_cast<int64_t>(kept.slots.size()), kept.tenant, 1);
+    }
+    for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
+      shares_.push_back(ShareOf(cluster_, use_, static_cast<int>(queue), now_));
+    }
+    first_.assign(tree_.queues().size() + 1, nullptr);
+    line_of_.assign(tree_.queues().size(), nullptr);
+  }
 
   // The slots of those that start stay taken in the trial.
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
     StartKept(queue);
-    // For every queue and shape the first job that was not looked at, all merged into one order.
-    std::map<QueueOrder, Cursor> heads;
+    // For every queue and shape the first job that was not looked at, those of a queue in order.
+    lines_.reserve(queue.queues().size());
     for (const auto& [name, shapes] : queue.queues()) {
+      Line& line = lines_.emplace_back();
+      line.queue = tree_.Find(name);
+      if (line.queue != QueueTree::kNone && !tree_.at(line.queue).leaf)
+        line.queue = QueueTree::kNone;
       for (const auto& [shape, jobs] : shapes) {
-        heads.emplace(jobs.begin()->first, Cursor{&queues_[name], jobs.begin(), jobs.end()});
+        line.heads.emplace(jobs.begin()->first, Cursor{jobs.begin(), jobs.end()});
+      }
+      if (line.queue != QueueTree::kNone) {
+        line_of_[static_cast<size_t>(line.queue)] = &line;
+        line.last_turn = cluster_.history.LastTurn(name);
       }
     }
-    while (!heads.empty()) {
-      Cursor cursor = heads.extract(heads.begin()).mapped();
+    for (size_t of = tree_.queues().size(); of > 0; --of) FindFirst(static_cast<int>(of) - 1);
+    FindFirst(QueueTree::kNone);
+    while (Line* line = NextLine()) {
+      if (line->blocker != nullptr && !scope_.explains && NobodyCanStart(*line)) {
+        line->heads.clear();
+        MovedOn(line->queue);
+        continue;
+      }
+      Cursor cursor = line->heads.extract(line->heads.begin()).mapped();
       const WaitingJob& job = cursor.next->second;
-      if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) continue;
-      if (!settled_.contains(job.id)) Consider(job, cursor);
+      if (!settled_.contains(job.id)) Consider(job, *line, cursor);
       if (scope_.only != nullptr && job.id == *scope_.only) break;
-      if (cursor.queue->blocker != nullptr && cursor.queue->behind >= scope_.behind) {
+      if (line->blocker != nullptr && line->behind >= scope_.behind) {
         schedule_.horizon.queues.emplace(job.queue, job.order());
+        line->heads.clear();
       } else if (cursor.misfit && cursor.behind >= scope_.behind) {
         schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
       } else if (++cursor.next != cursor.end) {
         const QueueOrder order = cursor.next->first;
-        heads.emplace(order, cursor);
+        line->heads.emplace(order, cursor);
       }
+      MovedOn(line->queue);
     }
+    HoldReserved(absl::InfinitePast());
+    if (!reservations_.empty()) schedule_.again_at = now_ + kSharesInterval;
     return std::move(schedule_);
   }
 
  private:
-  struct QueueState {
-    const WaitingJob* blocker = nullptr;  // the first job that does not fit and holds back others
-    int behind = 0;                       // jobs looked at behind the blocker
-  };
   // How far the plan has come with the jobs of one shape in one queue.
   struct Cursor {
-    QueueState* queue;
     WaitingQueue::Jobs::const_iterator next, end;
     bool misfit = false;  // one did not fit, so that none behind it does
     int behind = 0;       // jobs looked at behind that one
   };
+  // How far it has come with a queue.
+  struct Line {
+    int queue = QueueTree::kNone;  // kNone: there is no such queue that jobs wait in
+    absl::Time last_turn = absl::InfinitePast();
+    std::map<QueueOrder, Cursor> heads;   // by shape
+    const WaitingJob* blocker = nullptr;  // the first job that does not fit and holds back others
+    bool reserved = false;                // it is known when and where the blocker will start
+    int behind = 0;                       // jobs looked at behind the blocker
+  };
+  // When a job that does not fit will start.
+  struct Reservation {
+    const WaitingJob* job;
+    absl::Time at;  // InfiniteFuture: not known
+  };
 
-  EvictionSearch evictions() const { return {attempted_.index, running_, kept_, stopped_, now_}; }
+  const WaitingJob& HeadOf(const Line& line) const {
+    return line.heads.begin()->second.next->second;
+  }
+
+  // The queue whose turn it is; null when no job is left.
+  Line* NextLine() {
+    for (const int queue : stale_) {
+      const std::vector<int>& path = tree_.Path(queue);
+      for (auto above = path.rbegin(); above != path.rend(); ++above) FindFirst(*above);
+    }
+    if (!stale_.empty()) FindFirst(QueueTree::kNone);
+    stale_.clear();
+    if (Line* first = First(QueueTree::kNone); first != nullptr) return first;
+    for (Line& line : lines_) {
+      if (line.queue == QueueTree::kNone && !line.heads.empty()) return &line;
+    }
+    return nullptr;
+  }
+
+  // Of a queue and those below it the one whose turn it is; null when none has a job left.
+  Line*& First(int queue) { return first_[static_cast<size_t>(queue + 1)]; }
+  void FindFirst(int queue) {
+    Line*& first = First(queue);
+    first = nullptr;
+    if (queue != QueueTree::kNone && tree_.at(queue).leaf) {
+      Line* line = line_of_[static_cast<size_t>(queue)];
+      if (line != nullptr && !line->heads.empty()) first = line;
+      return;
+    }
+    int chosen = QueueTree::kNone;
+    for (const int below : tree_.Below(queue)) {
+      if (First(below) == nullptr) continue;
+      if (first == nullptr || GoesBefore(below, chosen)) {
+        chosen = below;
+        first = First(below);
+      }
+    }
+  }
+  // The first job of the queue, or what it uses, has changed.
+  void MovedOn(int queue) {
+    if (queue != QueueTree::kNone) stale_.insert(queue);
+  }
+
+  // Of two queues beside each other, both with jobs.
+  bool GoesBefore(int a, int b) {
+    const Line& line_a = *First(a);
+    const Line& line_b = *First(b);
+    const WaitingJob& head_a = HeadOf(line_a);
+    const WaitingJob& head_b = HeadOf(line_b);
+    const bool borrows_a = Borrows(a, head_a);
+    const bool borrows_b = Borrows(b, head_b);
+    if (borrows_a != borrows_b) return borrows_b;
+    const absl::Time since_a = OverdueSince(line_a);
+    const absl::Time since_b = OverdueSince(line_b);
+    if (since_a != since_b) return since_a < since_b;
+    const double share_a = shares_[static_cast<size_t>(a)];
+    const double share_b = shares_[static_cast<size_t>(b)];
+    if (share_a != share_b) return share_a < share_b;
+    return head_a.order() < head_b.order();
+  }
+
+  // Since when the first job of the queue waits, if that is too long; else InfiniteFuture.
+  absl::Time OverdueSince(const Line& line) const {
+    if (line.blocker != nullptr) return absl::InfiniteFuture();
+    const absl::Time since = std::max(HeadOf(line).queued_at, line.last_turn);
+    return now_ >= since + tree_.turn_after() ? since : absl::InfiniteFuture();
+  }
+
+  // With the job the queue uses more than is guaranteed to it.
+  bool Borrows(int queue, const WaitingJob& job) const {
+    const size_t kind = static_cast<size_t>(job.device);
+    return use_.at(queue).devices[kind] + job.ranks > tree_.at(queue).guaranteed[kind];
+  }
+
+  void Count(int queue, v1::DeviceKind device, int64_t ranks, const std::string& tenant, int sign) {
+    if (queue == QueueTree::kNone) return;
+    use_.Count(tree_, queue, device, ranks, tenant, sign);
+    for (const int above : tree_.Path(queue)) {
+      shares_[static_cast<size_t>(above)] = ShareOf(cluster_, use_, above, now_);
+    }
+    MovedOn(queue);
+  }
+
+  // None of the jobs behind the blocker could start, so that they need not be looked at.
+  bool NobodyCanStart(const Line& line) const {
+    if (!line.reserved) return true;
+    if (reserved_held_ > 0) return false;
+    for (const auto& [order, cursor] : line.heads) {
+      if (index_.Of(cursor.next->second.device).free > 0) return false;
+    }
+    return true;
+  }
+
+  EvictionSearch evictions() const {
+    return {attempted_.index, running_, kept_, stopped_, tree_, use_, now_};
+  }
 
   // The jobs for which slots are kept start, go on waiting for them, or give them up.
-  void StartKept(const WaitingQueue& queue) {
+  void StartKept(const WaitingQueue& waiting) {
     std::map<QueueOrder, const WaitingJob*> jobs;
     for (const auto& [id, kept] : kept_) {
-      const WaitingJob* job = queue.Find(id);
+      const WaitingJob* job = waiting.Find(id);
       if (job != nullptr) jobs.emplace(job->order(), job);
     }
-    for (const auto& [order, waiting] : jobs) {
-      const WaitingJob* const job = waiting;  // a lambda cannot hold a structured binding
-      if (auto placements = TryPlace(*job); placements.has_value()) {
+    for (const auto& [order, job] : jobs) {
+      // Its own use is counted already. Jobs that are being stopped for it count until they are
+      // gone.
+      const Kept& kept = kept_.find(job->id)->second;
+      Uncount(kept);
+      const int queue = tree_.Find(job->queue);
+      const bool limited =
+          queue != QueueTree::kNone &&
+          FindLimit(tree_, use_, queue, job->device, job->ranks, job->tenant).has_value();
+      auto placements = limited ? std::nullopt : TryPlace(*job);
+      Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()),
+            kept.tenant, 1);
+      if (placements.has_value()) {
         settled_.insert(job->id);
+        Uncount(kept);
         kept_.erase(job->id);
-        Place(*job, *std::move(placements));
+        Place(*job, *std::move(placements), /*in_turn=*/true);
       } else if (StillKept(evictions(), job->id, kept_.find(job->id)->second)) {
         settled_.insert(job->id);
-        Explain(*job, [&] { return KeptFor(*job); });
+        const WaitingJob& waits = *job;  // a lambda cannot hold a structured binding
+        Explain(waits, [&] { return KeptFor(waits); });
       } else {
         GiveUp(job->id);
         schedule_.decisions.emplace_back(GiveUpKept{job->id});
@@ -159,7 +314,12 @@ class Planner {
   // Slots that are kept for the job are free again.
   void GiveUp(const JobId& job) {
     for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    Uncount(kept_.find(job)->second);
     kept_.erase(job);
+  }
+  void Uncount(const Kept& kept) {
+    Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()), kept.tenant,
+          -1);
   }
 
   // The slots that are kept for the job count as free.
@@ -177,6 +337,7 @@ class Planner {
   // Stops running jobs so that this one can start; false when that does not help.
   bool TryPreempt(const WaitingJob& job) {
     if (!scope_.preempts) return false;
+    HoldReserved(absl::InfinitePast());
     std::optional<Eviction> eviction = ChooseVictims(evictions(), job, schedule_.wake_at);
     if (!eviction.has_value()) return false;
     for (const JobId& id : eviction->outbid) {
@@ -185,7 +346,7 @@ class Planner {
     }
     stopped_.insert(eviction->stopped.begin(), eviction->stopped.end());
     Kept& kept = kept_[job.id];
-    kept = {job.queue, job.priority, job.device, {}};
+    kept = {job.queue, job.priority, job.device, job.tenant, {}};
     for (const Slot& slot : eviction->slots) {
       kept.slots.insert(slot);
       const SlotView* view = FindSlot(index_, slot);
@@ -193,39 +354,172 @@ class Planner {
     }
     settled_.insert(job.id);
     largest_holders_.erase(job.device);
+    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
     Explain(job, [&] { return KeptFor(job); });
     schedule_.decisions.emplace_back(Preempt{job.id, *std::move(eviction)});
     return true;
   }
 
-  void Consider(const WaitingJob& job, Cursor& cursor) {
-    const WaitingJob* blocker = cursor.queue->blocker;
-    if (blocker != nullptr) ++cursor.queue->behind;
+  void Consider(const WaitingJob& job, Line& line, Cursor& cursor) {
+    const WaitingJob* blocker = line.blocker;
+    if (blocker != nullptr) ++line.behind;
     if (cursor.misfit) ++cursor.behind;
     if (job.not_before > now_) return Explain(job, [&] { return BackOff(job); });
     const SlotIndex::Kind& slots = index_.Of(job.device);
     const int group = UnitOf(job, slots);
-    // A job that would not fit on the whole cluster if it were idle waits for more machines. It
-    // holds back none.
-    if (!CouldFit(job, index_)) {
+    // One that can never start holds back none.
+    if (const auto never = NeverStarts(job, line.queue, slots, group); never.has_value()) {
       cursor.misfit = true;
-      return Explain(job, [&] { return NeverFits(job, slots, group); });
+      return Explain(job, [&] { return *never; });
+    }
+    if (blocker != nullptr && !line.reserved) {
+      return Explain(job, [&] { return Behind(job, *blocker); });
+    }
+    const std::optional<QueueLimit> limit =
+        FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant);
+    bool passes_over = false;  // it fits, but would delay a job in front
+    if (!limit.has_value()) {
+      if (auto placements = TryStart(job, blocker == nullptr, passes_over);
+          placements.has_value()) {
+        return Place(job, *std::move(placements), blocker == nullptr);
+      }
     }
     if (blocker != nullptr) return Explain(job, [&] { return Behind(job, *blocker); });
-    if (auto placements = TryPlace(job); placements.has_value()) {
-      return Place(job, *std::move(placements));
+    if (passes_over) {
+      line.blocker = &job;
+      return Explain(job, [&] { return PassesOver(job); });
     }
     if (TryPreempt(job)) return;
     cursor.misfit = true;
-    if (policy_.strict_fifo) cursor.queue->blocker = &job;
+    if (limit.has_value()) {
+      // Another tenant may start.
+      if (policy_.strict_fifo && limit->kind != QueueLimit::Kind::kTenant) line.blocker = &job;
+      return Explain(job, [&] { return AtLimit(job, *limit); });
+    }
+    if (policy_.strict_fifo) Block(job, line);
     // Not `slots`: what was tried meanwhile may have moved them.
     Explain(job, [&] { return NotNow(job, index_.Of(job.device), group); });
   }
 
-  void Place(const WaitingJob& job, std::vector<v1::Placement> placements) {
+  // Why the job waits until the cluster, its queues or the job are changed. It holds back none.
+  std::optional<v1::WaitReason> NeverStarts(const WaitingJob& job, int queue,
+                                            const SlotIndex::Kind& slots, int group) const {
+    if (queue == QueueTree::kNone || !tree_.at(queue).leaf) {
+      return ReasonOf(job, v1::WAIT_CODE_NO_QUEUE);
+    }
+    const size_t kind = static_cast<size_t>(job.device);
+    for (const int above : tree_.Path(queue)) {
+      const QueueTree::Queue& limits = tree_.at(above);
+      for (const auto& most : {limits.limit[kind], limits.tenant_limit[kind]}) {
+        if (!most.has_value() || job.ranks <= *most) continue;
+        v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_QUOTA_TOO_SMALL);
+        reason.set_limiting_queue(limits.name);
+        reason.set_limit(*most);
+        return reason;
+      }
+    }
+    if (!CouldFit(job, index_)) return NeverFits(job, slots, group);
+    return std::nullopt;
+  }
+
+  // ---- jobs that do not fit, and jobs that start before them
+
+  // The job holds back the others of its queue.
+  void Block(const WaitingJob& job, Line& line) {
+    line.blocker = &job;
+    if (static_cast<int>(reservations_.size()) >= policy_.reservations_max) return;
+    HoldReserved(absl::InfinitePast());
+    std::vector<Slot> slots;
+    const absl::Time at = StartOf(job, slots);
+    reservations_.push_back({&job, at});
+    line.reserved = at != absl::InfiniteFuture();
+    for (const Slot& slot : slots) {
+      const auto [known, first] = reserved_.emplace(slot, at);
+      known->second = std::min(known->second, at);
+    }
+  }
+
+  // When the job starts if nothing but ends of running jobs happens, and on which slots;
+  // InfiniteFuture when that is not known.
+  absl::Time StartOf(const WaitingJob& job, std::vector<Slot>& slots) {
+    SlotIndex::Trial trial(attempted_.index);
+    for (const JobId& id : running_.Stopping(job.device).jobs) trial.Release(id);
+    const auto placed = [&] {
+      const auto placements = PlaceGang(trial, job);
+      if (!placements.has_value()) return false;
+      for (const v1::Placement& placement : *placements) {
+        slots.push_back({WorkerId(placement.worker()), placement.device()});
+      }
+      return true;
+    };
+    if (placed()) return now_ + kStopExpected;
+    const auto& ends = scope_.ends != nullptr ? *scope_.ends : running_.by_end();
+    auto end = ends.begin();
+    auto ours = started_ends_.begin();
+    while (end != ends.end() || ours != started_ends_.end()) {
+      const bool mine = end == ends.end() || (ours != started_ends_.end() && *ours < *end);
+      const auto& [at, id] = mine ? *ours++ : *end++;
+      if (at + kOverrunMax < now_) continue;
+      const int64_t before = index_.Of(job.device).free;
+      trial.Release(id);
+      const bool more = index_.Of(job.device).free > before || !job.reservations.empty();
+      if (more && placed()) return std::max(now_, at);
+    }
+    return absl::InfiniteFuture();
+  }
+
+  // Holds the slots that are reserved before `end` and free, and no others; with InfinitePast,
+  // none.
+  void HoldReserved(absl::Time end) {
+    absl::Time level = absl::InfinitePast();  // the last reservation before `end`
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.at < end) level = std::max(level, reservation.at);
+    }
+    if (level == held_until_) return;
+    held_until_ = level;
+    for (const auto& [slot, at] : reserved_) {
+      const SlotView* view = FindSlot(index_, slot);
+      if (view == nullptr) continue;
+      const bool hold = at <= level;
+      if (hold ? view->held() : view->held_by != Reserved()) continue;
+      attempted_.index.SetHolder(slot.worker, slot.device, hold ? Reserved() : JobId());
+      reserved_held_ += hold ? 1 : -1;
+    }
+  }
+
+  // Places the job where it delays none of the jobs with a reservation. `passes_over`: it fits, but
+  // only so that it might; not found out behind a job of its queue that does not fit.
+  std::optional<std::vector<v1::Placement>> TryStart(const WaitingJob& job, bool first_of_queue,
+                                                     bool& passes_over) {
+    for (const Reservation& reservation : reservations_) {
+      const WaitingJob& first = *reservation.job;
+      if (reservation.at != absl::InfiniteFuture() || first.device != job.device ||
+          first.queue == job.queue || now_ < first.queued_at + tree_.passed_over_max()) {
+        continue;
+      }
+      passes_over = true;
+      return std::nullopt;
+    }
+    if (reserved_.empty() ||
+        (index_.Of(job.device).free + reserved_held_ < job.ranks && job.reservations.empty())) {
+      return TryPlace(job);
+    }
+    HoldReserved(now_ + job.runtime);
+    auto placements = TryPlace(job);
+    if (!placements.has_value() && first_of_queue) {
+      HoldReserved(absl::InfinitePast());
+      SlotIndex::Trial trial(attempted_.index);
+      passes_over = PlaceGang(trial, job).has_value();
+    }
+    return placements;
+  }
+
+  void Place(const WaitingJob& job, std::vector<v1::Placement> placements, bool in_turn) {
     largest_holders_.erase(job.device);
     placed_names_.emplace(job.id, job.name);
-    schedule_.decisions.emplace_back(Start{job.id, std::move(placements)});
+    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    if (job.runtime != absl::InfiniteDuration()) started_ends_.emplace(now_ + job.runtime, job.id);
+    schedule_.decisions.emplace_back(Start{job.id, std::move(placements), in_turn});
   }
 
   // ---- reasons
@@ -234,6 +528,33 @@ class Planner {
   void Explain(const WaitingJob& job, Reason reason) {
     if (!scope_.explains || (scope_.only != nullptr && job.id != *scope_.only)) return;
     schedule_.explanations.push_back({job.id, reason()});
+  }
+
+  v1::WaitReason AtLimit(const WaitingJob& job, const QueueLimit& limit) const {
+    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_QUEUE_QUOTA);
+    if (limit.kind == QueueLimit::Kind::kJobs) reason.set_code(v1::WAIT_CODE_QUEUE_JOBS);
+    if (limit.kind == QueueLimit::Kind::kTenant) {
+      reason.set_code(v1::WAIT_CODE_TENANT_LIMIT);
+      reason.set_tenant(job.tenant);
+    }
+    reason.set_limiting_queue(tree_.at(limit.queue).name);
+    reason.set_limit(limit.limit);
+    reason.set_used(limit.used);
+    return reason;
+  }
+
+  // The job that it would delay: of those the one that starts first.
+  v1::WaitReason PassesOver(const WaitingJob& job) const {
+    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_RESERVED);
+    const Reservation* first = nullptr;
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.job->device != job.device) continue;
+      if (first == nullptr || reservation.at < first->at) first = &reservation;
+    }
+    if (first == nullptr) return reason;
+    SetBlocker(*first->job, reason);
+    if (first->at != absl::InfiniteFuture()) *reason.mutable_reserved_start() = ToProto(first->at);
+    return reason;
   }
 
   // Which jobs are to leave slots to it.
@@ -259,16 +580,24 @@ class Planner {
     return reason;
   }
 
-  static v1::WaitReason Behind(const WaitingJob& job, const WaitingJob& blocker) {
+  v1::WaitReason Behind(const WaitingJob& job, const WaitingJob& blocker) const {
     v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_BEHIND);
+    SetBlocker(blocker, reason);
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.job != &blocker || reservation.at == absl::InfiniteFuture()) continue;
+      *reason.mutable_reserved_start() = ToProto(reservation.at);
+    }
+    reason.mutable_change()->set_priority_above(blocker.priority);
+    return reason;
+  }
+
+  static void SetBlocker(const WaitingJob& blocker, v1::WaitReason& reason) {
     v1::WaitingJobRef& front = *reason.mutable_blocker();
     front.set_job_id(blocker.id.value());
     front.set_job_name(blocker.name);
     front.set_priority(blocker.priority);
     front.set_ranks(blocker.ranks);
     front.set_device(blocker.device);
-    reason.mutable_change()->set_priority_above(blocker.priority);
-    return reason;
   }
 
   static v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code,
@@ -358,7 +687,7 @@ class Planner {
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     if (first) {
       for (const auto& [job, slots] : all.held) {
-        if (!kept_.contains(job)) cached->second.emplace_back(-slots, job);
+        if (!kept_.contains(job) && job != Reserved()) cached->second.emplace_back(-slots, job);
       }
       std::sort(cached->second.begin(), cached->second.end());
     }
@@ -407,6 +736,8 @@ class Planner {
   Attempted& attempted_;
   const SlotIndex& index_;
   SlotIndex::Trial& trial_;
+  const Snapshot& cluster_;
+  const QueueTree& tree_;
   const RunningJobs& running_;
   const SchedulePolicy& policy_;
   const absl::Time now_;
@@ -414,10 +745,20 @@ class Planner {
   // By kind: the jobs that hold slots, most slots first (counted negative).
   std::map<v1::DeviceKind, std::vector<std::pair<int64_t, JobId>>> largest_holders_;
   std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
-  std::map<std::string, QueueState> queues_;
+  std::vector<Line> lines_;
+  std::vector<Reservation> reservations_;
+  std::map<Slot, absl::Time> reserved_;           // slots that are not to be taken beyond this time
+  absl::Time held_until_ = absl::InfinitePast();  // those up to this time are held, if free
+  int64_t reserved_held_ = 0;                     // so many
+  std::set<std::pair<absl::Time, JobId>> started_ends_;  // of the jobs that this plan starts
   KeptSlots kept_;
-  std::set<JobId> stopped_;  // jobs that this plan stops
-  std::set<JobId> settled_;  // jobs for which slots are kept, or that had some and start
+  QueueUse use_;                // with the jobs that start and those that slots are kept for
+  std::vector<double> shares_;  // by queue
+  std::vector<Line*> first_;    // by queue + 1; of those that are not stale
+  std::vector<Line*> line_of_;  // by queue; null: nobody waits there
+  std::set<int> stale_;         // queues above which first_ is to be found anew
+  std::set<JobId> stopped_;     // jobs that this plan stops
+  std::set<JobId> settled_;     // jobs for which slots are kept, or that had some and start
   Schedule schedule_;
 };
 
@@ -426,19 +767,35 @@ class Planner {
 absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const SchedulePolicy& policy,
                          absl::Time now, const JobId& job) {
   Attempted attempted(cluster.slots);
-  std::multimap<absl::Time, JobId> ends;
+  std::set<std::pair<absl::Time, JobId>> ends;
+  // What they use of their queues ends with them.
+  struct Use {
+    int queue;
+    v1::DeviceKind device;
+    int64_t ranks;
+    std::string tenant;
+  };
+  std::map<JobId, Use> uses;
+  QueueUse use = cluster.use;
   for (const auto& [id, running] : cluster.running.all()) {
     const absl::Time end = running.stopping ? now + kStopExpected : running.ends_at;
+    uses.emplace(
+        id, Use{cluster.tree.Find(running.queue), running.device, running.ranks, running.tenant});
     if (end != absl::InfiniteFuture()) ends.emplace(std::max(now, end), id);
   }
   const auto end_at = [&ends](const JobId& id, absl::Time at) {
     std::erase_if(ends, [&id](const auto& end) { return end.second == id; });
     ends.emplace(at, id);
   };
+  const Snapshot ahead{cluster.slots, cluster.running, cluster.kept, cluster.tree,
+                       use,           cluster.history};
   for (int step = 0; step < kForecastStepsMax; ++step) {
     // Who is stopped later depends on more than is known here.
-    const Schedule next = Planner(attempted, cluster, policy, now,
-                                  {.behind = 0, .explains = false, .preempts = step == 0})
+    const Schedule next = Planner(attempted, ahead, policy, now,
+                                  {.behind = policy.explained_behind,
+                                   .explains = false,
+                                   .preempts = step == 0,
+                                   .ends = &ends})
                               .Run(queue);
     for (const Decision& decision : next.decisions) {
       if (const auto* preempt = std::get_if<Preempt>(&decision)) {
@@ -448,16 +805,26 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
       const auto* start = std::get_if<Start>(&decision);
       if (start == nullptr) continue;
       if (start->job == job) return now;
-      if (const absl::Duration runtime = queue.Find(start->job)->runtime;
-          runtime != absl::InfiniteDuration()) {
-        ends.emplace(now + runtime, start->job);
+      const WaitingJob& started = *queue.Find(start->job);
+      if (started.runtime != absl::InfiniteDuration()) {
+        ends.emplace(now + started.runtime, started.id);
       }
+      const Use used{cluster.tree.Find(started.queue), started.device, started.ranks,
+                     started.tenant};
+      uses.insert_or_assign(started.id, used);
+      use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1);
       queue.Remove(start->job);
     }
     now = std::min(next.wake_at, ends.empty() ? absl::InfiniteFuture() : ends.begin()->first);
     if (now == absl::InfiniteFuture()) break;
     while (!ends.empty() && ends.begin()->first <= now) {
-      attempted.trial.Release(ends.begin()->second);
+      const JobId& ended = ends.begin()->second;
+      attempted.trial.Release(ended);
+      if (const auto used = uses.find(ended); used != uses.end()) {
+        use.Count(cluster.tree, used->second.queue, used->second.device, used->second.ranks,
+                  used->second.tenant, -1);
+        uses.erase(used);
+      }
       ends.erase(ends.begin());
     }
   }
@@ -465,6 +832,18 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
 }
 
 }  // namespace
+
+double ShareOf(const Snapshot& cluster, const QueueUse& use, int queue, absl::Time now) {
+  double share = 0;
+  for (const v1::DeviceKind kind : {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA}) {
+    const int64_t total = cluster.slots.Of(kind).total;
+    if (total == 0) continue;
+    const double used = static_cast<double>(use.at(queue).devices[static_cast<size_t>(kind)]) +
+                        cluster.history.Average(cluster.tree, cluster.use, queue, kind, now);
+    share = std::max(share, used / static_cast<double>(total));
+  }
+  return share / cluster.tree.at(queue).weight;
+}
 
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now) {

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "coordinator/scheduler/preemption.h"
+#include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/running_jobs.h"
 #include "coordinator/scheduler/slot_index.h"
 #include "coordinator/scheduler/waiting_queue.h"
@@ -25,9 +26,12 @@ struct SchedulePolicy {
   // do not starve. A job that backs off, or that would not fit on the whole cluster if it were
   // idle, holds back none.
   bool strict_fifo = true;
-  // How many jobs behind one that does not fit a plan looks at and explains one by one. It does not
-  // look at the jobs behind those.
+  // How many jobs behind one that does not fit a plan looks at, whether they may start before it,
+  // and explains one by one. It does not look at the jobs behind those.
   int explained_behind = 32;
+  // For so many jobs that do not fit, each the first of its queue, a plan finds out when and where
+  // they will start, so that jobs start before them only where that does not delay them.
+  int reservations_max = 4;
 };
 
 // What a plan is about. A plan changes `slots` while it is made and leaves them as they were.
@@ -35,12 +39,16 @@ struct Snapshot {
   SlotIndex& slots;
   const RunningJobs& running;  // every job that holds a slot
   const KeptSlots& kept;       // of jobs in the queue
+  const QueueTree& tree;
+  const QueueUse& use;          // of every job in `running`
+  const QueueHistory& history;  // of these queues
 };
 
 // The job starts.
 struct Start {
   JobId job;
   std::vector<v1::Placement> placements;  // of ranks 0 to ranks - 1, in this order
+  bool in_turn = false;                   // no job of its queue that holds back others is before it
 };
 // Running jobs are stopped, and the slots are kept for the job until it starts: one that waits, was
 // looked at and does not fit.
@@ -75,17 +83,38 @@ struct Schedule {
   // The end of the back-off that ends first, or of the min_runtime of a job that may be stopped
   // then.
   absl::Time wake_at = absl::InfiniteFuture();
+  // While jobs wait for others to start first: when to plan again, since shares have changed by
+  // then.
+  absl::Time again_at = absl::InfiniteFuture();
 };
 
-// Places jobs in order of (priority descending, submit_sequence), each as a whole gang or not at
-// all (PlaceGang); those for which slots are kept come first. For the first job of a queue that
-// does not fit, jobs of its queue with a smaller priority are stopped (ChooseVictims). Pure: equal
-// inputs give equal outputs. Thread: any. O(queues x shapes + jobs looked at + jobs placed x
-// (workers taken x different numbers of free slots + slots taken)), where the jobs looked at are
-// those that start or back off, and for each queue and shape those that do not fit with
-// `explained_behind` jobs behind each.
+// Places jobs, each as a whole gang or not at all (PlaceGang); those for which slots are kept come
+// first. The next queue is found from the top of the tree down. Of queues beside each other come
+// first those that stay within what is guaranteed to them, then those whose first job has waited
+// for QueueTree::turn_after (since it was queued, and since a first job of its queue last started),
+// the one that has waited longest first, then the one with the smallest share (ShareOf), then the
+// one whose first job has the larger priority or was submitted first. In a queue jobs go in order
+// of (priority descending, submit_sequence).
+//
+// For the first job of a queue that does not fit, running jobs are stopped (ChooseVictims), or it
+// holds back the others of its queue. Those start before it, as do jobs of other queues that come
+// behind it, only where that does not delay it: they end before it will start, or take none of the
+// slots that it will start on. While it is not known when it will start, none of its own queue
+// does, and once it has waited for QueueTree::passed_over_max none of any queue behind it that
+// wants devices of its kind. Pure: equal inputs give equal outputs. Thread: any. O(queues x shapes
+// + jobs looked at x (depth of the tree x queues beside each other) + jobs placed x (workers taken
+// x different numbers of free slots + slots taken)), where the jobs looked at are those that start
+// or back off, and for each queue and shape those that do not fit with `explained_behind` jobs
+// behind each.
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
+
+// The largest part of the cluster's devices of one kind that the queue uses, with its average in
+// the past, divided by its weight.
+double ShareOf(const Snapshot& cluster, const QueueUse& use, int queue, absl::Time now);
+// A job whose end was expected so long ago may end at any time.
+constexpr absl::Duration kOverrunMax = absl::Minutes(1);
+constexpr absl::Duration kSharesInterval = absl::Minutes(1);  // Schedule::again_at
 
 // Why a job beyond the horizon waits.
 v1::WaitReason BehindMany(const WaitingJob& job, const SchedulePolicy& policy);

@@ -53,6 +53,7 @@ struct GangShape {
   int32_t group = 1;  // WaitingJob::group
   PlacementRule placement;
   std::vector<std::string> reservations;
+  std::string tenant = {};
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -79,6 +80,8 @@ struct WaitingJob {
   absl::Time not_before = absl::InfinitePast();  // end of its back-off
   // How long it trains once it has started; InfiniteDuration: not known.
   absl::Duration runtime = absl::InfiniteDuration();
+  std::string tenant = {};                        // label `tenant`
+  absl::Time queued_at = absl::InfiniteFuture();  // since when it waits
 
   QueueOrder order() const { return {priority, submit_sequence}; }
   GangShape shape() const { return {device, ranks, group, placement, reservations}; }

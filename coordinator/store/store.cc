@@ -38,6 +38,8 @@ const char* Name(Table table) {
       return "tokens";
     case Table::kAudit:
       return "audit";
+    case Table::kQueues:
+      return "queues";
     case Table::kTableCount:
       break;
   }

@@ -34,6 +34,7 @@ enum class Table : uint8_t {
   kUsage,        // "fleet" -> FleetAccount, sequence (big endian) -> UsageRow
   kTokens,       // id -> TokenRow
   kAudit,        // sequence (big endian) -> AuditEntry
+  kQueues,       // "policy" -> QueuePolicy
   kTableCount,
 };
 const char* Name(Table table);

@@ -15,6 +15,7 @@
 #include "proto/spec/document.h"
 #include "proto/spec/names.h"
 #include "proto/spec/overrides.h"
+#include "proto/spec/queues.h"
 #include "proto/spec/spec.h"
 
 namespace muster::spec {
@@ -423,6 +424,16 @@ absl::StatusOr<v1::JobSpec> Parse(const std::string& text, const std::string& fi
   converter.ConvertMessage(*root, "", &spec);
   RETURN_IF_ERROR(AsStatus(converter.problems()));
   return spec;
+}
+
+absl::StatusOr<v1::QueuePolicy> ParseQueues(const std::string& text, const std::string& file) {
+  ASSIGN_OR_RETURN(const NodePtr root, ParseDocument(text, file));
+  v1::QueuePolicy policy;
+  if (root->kind == Node::Kind::kNull) return policy;
+  Converter converter;
+  converter.ConvertMessage(*root, "", &policy);
+  RETURN_IF_ERROR(AsStatus(converter.problems()));
+  return policy;
 }
 
 absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& file,

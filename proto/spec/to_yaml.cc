@@ -9,6 +9,7 @@
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/message.h"
 #include "proto/spec/names.h"
+#include "proto/spec/queues.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
 
@@ -173,6 +174,12 @@ class Writer {
 std::string ToYaml(const v1::JobSpec& spec) {
   Writer writer;
   writer.Fields(spec, "", "");
+  return writer.Take();
+}
+
+std::string QueuesToYaml(const v1::QueuePolicy& policy) {
+  Writer writer;
+  writer.Fields(policy, "", "");
   return writer.Take();
 }
 

@@ -92,8 +92,11 @@ void CheckHead(const v1::JobSpec& spec, Checker& check) {
         " is not a job name: 1-63 characters of [a-z0-9-], starting with a letter, not ending "
         "with '-'");
   }
-  if (spec.queue() != "default") {
-    check.Add("queue", "there is no queue ", Quoted(spec.queue()), "; the only one is 'default'");
+  if (!IsName(spec.queue())) {
+    check.Add(
+        "queue", Quoted(spec.queue()),
+        " is not a queue name: 1-63 characters of [a-z0-9-], starting with a letter, not ending "
+        "with '-'");
   }
   if (spec.priority() < 0 || spec.priority() > kPriorityMax) {
     check.Add("priority", spec.priority(), " is out of range; 0 to ", kPriorityMax);

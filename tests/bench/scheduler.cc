@@ -332,6 +332,17 @@ void LongQueue(int workers, int jobs, int queues) {
   RunningJobs running;
   const KeptSlots kept;
   const SchedulePolicy policy;
+  // Half of the cluster is guaranteed to queues with different weights.
+  v1::QueuePolicy shared;
+  for (int i = 0; i < queues; ++i) {
+    v1::QueueSpec& queue = *shared.add_queues();
+    queue.set_name(absl::StrCat("queue-", i));
+    queue.set_weight(1 + i % 3);
+    (*queue.mutable_guaranteed())["cpu"] = int64_t{8} * workers / queues / 2;
+  }
+  const QueueTree tree = *QueueTree::Make(shared);
+  QueueUse use(tree);
+  const QueueHistory history;
   for (int i = 0; i < jobs; ++i) {
     WaitingJob job = MeshOf(RanksOf(rng), i);
     job.queue = absl::StrCat("queue-", i % queues);
@@ -345,12 +356,18 @@ void LongQueue(int workers, int jobs, int queues) {
   std::vector<double> used_while_full;
   while (waiting.size() > 0) {
     const double begin = ThreadSeconds();
-    const Schedule plan = Plan({index, running, kept}, waiting, policy, absl::UnixEpoch());
+    const Schedule plan =
+        Plan({index, running, kept, tree, use, history}, waiting, policy, absl::UnixEpoch());
     for (const Decision& decision : plan.decisions) {
       const Start& start = std::get<Start>(decision);
       Take(index, start.job, start.placements);
+      RunningJob job{.name = start.job.value(), .queue = waiting.Find(start.job)->queue};
+      job.device = v1::DEVICE_KIND_CPU;
+      job.ranks = static_cast<int32_t>(start.placements.size());
+      job.min_runtime = absl::InfiniteDuration();  // nobody is stopped
+      use.Count(tree, tree.Find(job.queue), job.device, job.ranks, job.tenant, 1);
       waiting.Remove(start.job);
-      running.Put(start.job, {.name = start.job.value()});
+      running.Put(start.job, std::move(job));
       order.push_back(start.job);
       ++decisions;
     }
@@ -365,6 +382,8 @@ void LongQueue(int workers, int jobs, int queues) {
     for (size_t ends = std::max<size_t>(1, order.size() / 20); ends > 0 && !order.empty(); --ends) {
       const size_t at = rng.Below(order.size());
       Release(index, order[at]);
+      const RunningJob& job = *running.Find(order[at]);
+      use.Count(tree, tree.Find(job.queue), job.device, job.ranks, job.tenant, -1);
       running.Remove(order[at]);
       order.erase(order.begin() + static_cast<int64_t>(at));
     }

@@ -101,6 +101,9 @@ double PlanMilliseconds(int jobs) {
   holder.name = "holder";
   running.Put(JobId("holder"), holder);
   const KeptSlots kept;
+  const QueueTree tree;
+  const QueueUse use(tree);
+  const QueueHistory history;
   for (int i = 0; i < 128; ++i) {
     WorkerView worker{.id = WorkerId(absl::StrCat("worker-", i)), .ready = true};
     for (int slot = 0; slot < 8; ++slot) {
@@ -122,7 +125,8 @@ double PlanMilliseconds(int jobs) {
   for (int i = 0; i < 101; ++i) {
     const double begin = Now();
     CHECK(
-        Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch()).decisions.empty());
+        Plan({slots, running, kept, tree, use, history}, queue, SchedulePolicy(), absl::UnixEpoch())
+            .decisions.empty());
     took.push_back(1e3 * (Now() - begin));
   }
   std::sort(took.begin(), took.end());

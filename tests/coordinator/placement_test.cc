@@ -385,11 +385,16 @@ TEST(Scheduler, GangThatFitsButNotInsideOneRack_SaysWhatWouldHelp) {
   RunningJobs running;
   running.Put(JobId("holder"), {.name = "the-holder"});
   const KeptSlots kept;
+  const QueueTree tree;
+  const QueueUse use(tree);
+  const QueueHistory history;
   WaitingQueue queue;
   WaitingJob job = Gang(8);
+  job.queue = "default";
   job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
   queue.Add(job);
-  const Schedule plan = Plan({slots, running, kept}, queue, SchedulePolicy(), absl::UnixEpoch());
+  const Schedule plan =
+      Plan({slots, running, kept, tree, use, history}, queue, SchedulePolicy(), absl::UnixEpoch());
   ASSERT_THAT(plan.explanations, SizeIs(1));
   const v1::WaitReason& reason = plan.explanations[0].reason;
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_DOMAINS_FULL);

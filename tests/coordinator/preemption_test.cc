@@ -54,7 +54,7 @@ struct Cluster {
   void CarryOut(const Preempt& preempt, const WaitingJob& job) {
     for (const JobId& id : preempt.eviction.outbid) Drop(id);
     Kept& mine = kept[job.id];
-    mine = {job.queue, job.priority, job.device, {}};
+    mine = {job.queue, job.priority, job.device, job.tenant, {}};
     for (const Slot& slot : preempt.eviction.slots) mine.slots.insert(slot);
     for (const JobId& id : preempt.eviction.stopped) {
       Change(id.value(), [](RunningJob& stopped) { stopped.stopping = true; });
@@ -94,7 +94,17 @@ struct Cluster {
     WaitingQueue queue;
     for (const WaitingJob& job : jobs) queue.Add(job);
     const SlotIndex before = index;
-    Schedule plan = coordinator::Plan({index, running, kept}, queue, SchedulePolicy(), now);
+    v1::QueuePolicy policy;
+    policy.add_queues()->set_name("default");
+    policy.add_queues()->set_name("other");
+    const QueueTree tree = *QueueTree::Make(policy);
+    QueueUse use(tree);
+    for (const auto& [id, job] : running.all()) {
+      use.Count(tree, tree.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    }
+    const QueueHistory history;
+    Schedule plan =
+        coordinator::Plan({index, running, kept, tree, use, history}, queue, SchedulePolicy(), now);
     EXPECT_EQ(index, before) << "a plan leaves the slots as they were";
     return plan;
   }

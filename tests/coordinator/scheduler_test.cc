@@ -41,6 +41,15 @@ struct ClusterView {
   std::vector<WorkerView> workers;
 };
 
+// Queues beside each other, without quota.
+QueueTree Queues() {
+  v1::QueuePolicy policy;
+  for (const char* name : {"default", "other", "elsewhere", "a", "b"}) {
+    policy.add_queues()->set_name(name);
+  }
+  return *QueueTree::Make(policy);
+}
+
 // The slots of a cluster, and the jobs that hold some.
 struct State {
   explicit State(const ClusterView& cluster = {}) {
@@ -50,7 +59,7 @@ struct State {
     holder.queue = "elsewhere";
     running.Put(JobId("holder"), holder);
   }
-  Snapshot snapshot() { return {slots, running, kept}; }
+  Snapshot snapshot() { return {slots, running, kept, tree, use, history}; }
   void EndsAt(const JobId& id, absl::Time at) {
     const RunningJob* known = running.Find(id);
     RunningJob job = known == nullptr ? RunningJob() : *known;
@@ -61,6 +70,9 @@ struct State {
   SlotIndex slots;
   RunningJobs running;
   KeptSlots kept;
+  QueueTree tree = Queues();
+  QueueUse use{tree};
+  QueueHistory history;
 };
 
 WaitingQueue QueueOf(const std::vector<WaitingJob>& jobs) {
@@ -512,6 +524,15 @@ TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
           state.slots.SetHolder(WorkerId(placement.worker()), placement.device(), start.job);
         }
         ends[start.job] = now + queue.Find(start.job)->runtime;
+        const WaitingJob& job = *queue.Find(start.job);
+        RunningJob running;
+        running.queue = job.queue;
+        running.ranks = job.ranks;
+        running.ends_at = ends[start.job];
+        running.started_at = now;
+        running.min_runtime = absl::InfiniteDuration();  // nobody is stopped
+        state.running.Put(start.job, running);
+        state.use.Count(state.tree, state.tree.Find(job.queue), job.device, job.ranks, "", 1);
         queue.Remove(start.job);
       }
       now = plan.wake_at;
@@ -527,6 +548,10 @@ TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
           for (const SlotView& slot : worker.slots) {
             if (slot.held_by == end->first) state.slots.SetHolder(id, slot.device, JobId());
           }
+        }
+        if (const RunningJob* job = state.running.Find(end->first); job != nullptr) {
+          state.use.Count(state.tree, state.tree.Find(job->queue), job->device, job->ranks, "", -1);
+          state.running.Remove(end->first);
         }
         end = ends.erase(end);
       }

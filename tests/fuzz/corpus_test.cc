@@ -73,6 +73,13 @@ TEST(FuzzCorpus, FramesOfACoordinator_BreakNoInvariantOfTheDaemon) {
   RunAll("daemon_frames", DaemonFrames);
 }
 
+TEST(FuzzCorpus, QueuePolicyYaml_IsRefusedOrMakesATree) {
+  RunAll("queue_policy_yaml", QueuePolicyYaml);
+}
+TEST(FuzzCorpus, QueuePolicyProto_IsRefusedOrMakesATree) {
+  RunAll("queue_policy_proto", QueuePolicyProto);
+}
+
 TEST(FuzzCorpus, TokenizerJson_IsRefusedOrEncodes) { RunAll("tokenizer_json", TokenizerJson); }
 TEST(FuzzCorpus, TiktokenRanks_AreRefusedOrEncode) { RunAll("tiktoken_ranks", TiktokenRanks); }
 TEST(FuzzCorpus, SentencePieceModel_IsRefusedOrEncodes) {

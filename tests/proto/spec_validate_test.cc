@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"name=Upper", "name: 'Upper' is not a job name: 1-63 characters of [a-z0-9-]"},
         Bad{"name=1a", "name: '1a'"}, Bad{"name=a-", "name: 'a-'"}, Bad{"name=a_b", "name: "},
         Bad{"name=a234567890123456789012345678901234567890123456789012345678901234", "name: "},
-        Bad{"name='../x'", "name: '../x'"}, Bad{"queue=gold", "there is no queue 'gold'"},
+        Bad{"name='../x'", "name: '../x'"}, Bad{"queue=Gold", "queue: 'Gold' is not a queue name"},
         Bad{"priority=1001", "priority: 1001 is out of range; 0 to 1000"},
         Bad{"priority=-1", "priority: -1"}, Bad{"engine.model=null", "engine.model: required"},
         Bad{"engine.model.family=null", "engine.model.family: required; one of gpt2, llama"},

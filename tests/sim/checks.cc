@@ -59,7 +59,26 @@ void World::CheckAll() {
   CheckMachines();
   if (core_ == nullptr) return;
   for (const std::string& broken : core_->CheckInvariants()) Violate(broken);
+  CheckQueues();
   if (result_.events % 97 == 0) CheckRecovery();
+}
+
+// No queue uses more than it may.
+void World::CheckQueues() {
+  if (!queues_applied_) return;
+  for (const v1::QueueStatus& queue : core_->GetQueues(CoreNow())) {
+    for (const v1::QueueUse& use : queue.uses()) {
+      if (use.has_limit() && use.used() > use.limit()) {
+        Violate(absl::StrCat("queue ", queue.name(), " uses ", use.used(), " ", use.device(),
+                             " of ", use.limit()));
+      }
+      if (use.used() < 0) Violate(absl::StrCat("queue ", queue.name(), " uses ", use.used()));
+    }
+    if (queue.has_running_jobs_max() && queue.running_jobs() > queue.running_jobs_max()) {
+      Violate(absl::StrCat("queue ", queue.name(), " runs ", queue.running_jobs(), " jobs of ",
+                           queue.running_jobs_max()));
+    }
+  }
 }
 
 void World::CheckMachines() {
@@ -281,6 +300,10 @@ void World::CheckRecovery() {
   if (!unsynced_.empty() || syncing_) return;
   // A timer that is due now would have fired in the recovered coordinator and not yet in this one.
   if (core_timer_ <= CoreNow()) return;
+  // Shares of queues and reservations change with time alone. A recovered coordinator plans at
+  // once, this one a minute after its last plan at the latest.
+  if (core_->WouldDecide(CoreNow())) return Count("recovery not compared: a plan is due");
+  Count("recovery compared");
   const absl::StatusOr<coordinator::Replayed> replayed = coordinator::Replay(*store_, nullptr, 0);
   if (!replayed.ok()) return Violate(absl::StrCat("replay: ", replayed.status().ToString()));
   for (const std::string& difference : replayed->differences) {

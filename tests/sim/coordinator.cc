@@ -273,6 +273,11 @@ void World::ReadEventsBack() {
 }
 
 void World::Receive(const coordinator::ReplyAction& reply) {
+  if (queues_call_ != 0 && reply.call.value() == queues_call_) {
+    queues_applied_ = true;
+    Count("queues defined");
+    return;
+  }
   auto call = submit_calls_.find(reply.call.value());
   if (call == submit_calls_.end()) return;  // the reply to a cancellation, or lost
   Submission& submission = submissions_[call->second];

@@ -29,6 +29,43 @@ World::World(const Options& options) : options_(options), rng_(options.seed) {
   }
 }
 
+// Random queues in a tree, with quotas.
+void World::DefineQueues() {
+  const int count = 1 + static_cast<int>(rng_.Below(4));
+  for (int i = 0; i < count; ++i) {
+    v1::QueueSpec& queue = *policy_.add_queues();
+    queue.set_name(absl::StrCat("q", i));
+    queue.set_weight(static_cast<double>(1 + rng_.Below(3)));
+    if (i > 0 && rng_.Chance(0.5)) {
+      queue.set_parent(absl::StrCat("q", rng_.Below(static_cast<uint64_t>(i))));
+    } else {
+      (*queue.mutable_guaranteed())["cpu"] = static_cast<int64_t>(rng_.Below(4));
+    }
+    if (rng_.Chance(0.5)) {
+      (*queue.mutable_borrowing_limit())["cpu"] = static_cast<int64_t>(1 + rng_.Below(6));
+    }
+    if (rng_.Chance(0.3)) queue.set_running_jobs_max(static_cast<int32_t>(1 + rng_.Below(3)));
+    if (rng_.Chance(0.3)) {
+      (*queue.mutable_tenant_limit())["cpu"] = static_cast<int64_t>(1 + rng_.Below(4));
+    }
+  }
+  policy_.mutable_passed_over_max()->set_seconds(static_cast<int64_t>(rng_.Below(60)));
+  policy_.mutable_turn_after()->set_seconds(static_cast<int64_t>(60 + rng_.Below(60)));
+  policy_.mutable_half_life()->set_seconds(static_cast<int64_t>(60 + rng_.Below(600)));
+  absl::StatusOr<coordinator::QueueTree> tree = coordinator::QueueTree::Make(policy_);
+  CHECK_OK(tree.status());
+  tree_ = *std::move(tree);
+}
+
+void World::TryApplyQueues() {
+  if (queues_applied_) return;
+  if (core_ != nullptr) {
+    queues_call_ = next_id_++;
+    Feed(coordinator::ApplyQueuesEvent{coordinator::CallId(queues_call_), policy_});
+  }
+  queue_.After(absl::Milliseconds(500), [this] { TryApplyQueues(); });
+}
+
 void World::Submit(int number) {
   int slots = 0;
   for (const auto& [name, machine] : machines_) slots += machine.slots;
@@ -71,6 +108,11 @@ void World::Submit(int number) {
     min_runtime.set_nanos(static_cast<int32_t>(rng_.Below(900'000'000)));
   } else {
     min_runtime.set_seconds(86'400);
+  }
+  if (queues_applied_) {
+    const std::string queue = absl::StrCat("q", rng_.Below(policy_.queues_size()));
+    if (rng_.Chance(0.5)) (*spec.mutable_labels())["tenant"] = "other";
+    if (tree_.CheckJob(queue, v1::DEVICE_KIND_CPU, ranks).ok()) spec.set_queue(queue);
   }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
@@ -356,6 +398,10 @@ bool World::Finished() const {
 
 Result World::Play() {
   StartCoordinator();
+  if (options_.faults == Faults::kAll && rng_.Chance(0.5)) {
+    DefineQueues();
+    TryApplyQueues();
+  }
   for (auto& [name, machine] : machines_) StartDaemon(machine);
   const int jobs = static_cast<int>(options_.large ? 50 + rng_.Below(151) : 2 + rng_.Below(4));
   for (int i = 0; i < jobs; ++i) {

@@ -114,6 +114,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "steps replayed",
                            "USAGE_CLASS_AWAY",
                            "USAGE_CLASS_REPLAYED",
+                           "queues defined",
+                           "recovery compared",
                            "stopped at a step boundary",
                            "time limit reached",
                            "EVENT_KIND_SLOTS_KEPT",

@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "base/rng.h"
 #include "coordinator/core/core.h"
+#include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/store/store.h"
 #include "tests/sim/queue.h"
 #include "worker/daemon/core/daemon_core.h"
@@ -197,6 +198,8 @@ class World {
   void AddBounds(int number, v1::JobSpec& spec);
   void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
   void TryCancel(const std::string& id);
+  void DefineQueues();
+  void TryApplyQueues();
   void ScheduleChange();
   void ChangeSomeJob();
   void TryRelease(const std::string& id);
@@ -227,6 +230,7 @@ class World {
   void CheckCordons(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckJob(const v1::Job& job);
+  void CheckQueues();
   void CheckRecovery();
   // The device time that is stored is that of all devices, to the millisecond.
   void CheckLedger();
@@ -264,6 +268,11 @@ class World {
   std::deque<coordinator::CoreEvent> arrived_;  // during the pause
   bool synced_ = false;                         // a sync ended during the pause
   uint64_t next_id_ = 1;
+
+  v1::QueuePolicy policy_;
+  coordinator::QueueTree tree_;
+  bool queues_applied_ = false;  // the coordinator has acknowledged them
+  uint64_t queues_call_ = 0;
 
   std::map<std::string, Machine> machines_;
   std::map<uint64_t, Connection> connections_;

@@ -34,6 +34,12 @@ void TopologyFile(const std::string& bytes);
 // certificates, revocation lists.
 void CallerText(const std::string& bytes);
 
+// Queues as YAML text, through the parser and into a tree. What is accepted survives a round
+// through QueuesToYaml.
+void QueuePolicyYaml(const std::string& bytes);
+// A serialised QueuePolicy, into a tree.
+void QueuePolicyProto(const std::string& bytes);
+
 }  // namespace muster::fuzz
 
 #endif  // MUSTER_TESTS_FUZZ_TARGETS_TARGETS_H_

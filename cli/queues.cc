@@ -1,0 +1,94 @@
+#include "cli/queues.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/file_system.h"
+#include "base/status_macros.h"
+#include "proto/spec/queues.h"
+
+namespace muster::cli {
+namespace {
+
+std::string LimitText(bool has, int64_t limit) { return has ? absl::StrCat(limit) : "-"; }
+
+}  // namespace
+
+std::string QueueTable(const std::vector<v1::QueueStatus>& queues) {
+  std::vector<std::vector<std::string>> rows = {{"QUEUE", "DEVICE", "USED", "GUARANTEED",
+                                                 "BORROWED", "LIMIT", "WAITING", "JOBS", "QUEUED",
+                                                 "WEIGHT", "SHARE"}};
+  std::map<std::string, int> depths;
+  for (const v1::QueueStatus& queue : queues) {
+    const int depth = queue.parent().empty() ? 0 : depths[queue.parent()] + 1;
+    depths[queue.name()] = depth;
+    const std::string jobs = absl::StrCat(
+        queue.running_jobs(),
+        queue.has_running_jobs_max() ? absl::StrCat("/", queue.running_jobs_max()) : "");
+    std::vector<std::string> tail = {jobs, absl::StrCat(queue.waiting_jobs()),
+                                     absl::StrFormat("%g", queue.weight()),
+                                     absl::StrFormat("%.3f", queue.share())};
+    std::string name = std::string(static_cast<size_t>(2 * depth), ' ') + queue.name();
+    if (queue.uses().empty()) {
+      std::vector<std::string> row = {name, "-", "-", "-", "-", "-", "-"};
+      row.insert(row.end(), tail.begin(), tail.end());
+      rows.push_back(std::move(row));
+    }
+    for (const v1::QueueUse& use : queue.uses()) {
+      std::vector<std::string> row = {name,
+                                      use.device(),
+                                      absl::StrCat(use.used()),
+                                      absl::StrCat(use.guaranteed()),
+                                      absl::StrCat(use.borrowed()),
+                                      LimitText(use.has_limit(), use.limit()),
+                                      absl::StrCat(use.waiting())};
+      row.insert(row.end(), tail.begin(), tail.end());
+      rows.push_back(std::move(row));
+      name = "";
+      tail = {"", "", "", ""};
+    }
+  }
+  return Table(rows);
+}
+
+absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::GetQueuesResponse response, client.GetQueues());
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::QueueStatus& queue : response.queues()) list.push_back(ToJson(queue));
+    Print(list, format, terminal.out);
+    return absl::OkStatus();
+  }
+  terminal.out << QueueTable({response.queues().begin(), response.queues().end()});
+  return absl::OkStatus();
+}
+
+absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, Format format,
+                         Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(file));
+  ASSIGN_OR_RETURN(const v1::QueuePolicy policy, spec::ParseQueues(text, file));
+  RETURN_IF_ERROR(client.ApplyQueues(policy));
+  if (format != Format::kTable) {
+    Print(ToJson(policy), format, terminal.out);
+  } else {
+    terminal.out << "defined " << policy.queues_size()
+                 << (policy.queues_size() == 1 ? " queue" : " queues")
+                 << "; `muster queue` shows them\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GetQueuePolicy(CoordinatorClient& client, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::QueuePolicy policy, client.GetQueuePolicy());
+  if (format == Format::kTable) {
+    const std::string text = spec::QueuesToYaml(policy);
+    terminal.out << (text.empty() ? "# no queues are defined: there is only \"default\"\n" : text);
+  } else {
+    Print(ToJson(policy), format, terminal.out);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace muster::cli

@@ -1,0 +1,26 @@
+// `muster queue` and `muster admin queues`.
+#ifndef MUSTER_CLI_QUEUES_H_
+#define MUSTER_CLI_QUEUES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cli/coordinator_client.h"
+#include "cli/output.h"
+#include "muster/v1/queue.pb.h"
+
+namespace muster::cli {
+
+absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal);
+// The tree as a table: a row per queue and kind of device.
+std::string QueueTable(const std::vector<v1::QueueStatus>& queues);
+
+// `file`: YAML, as docs/queues.md says.
+absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, Format format,
+                         Terminal& terminal);
+absl::Status GetQueuePolicy(CoordinatorClient& client, Format format, Terminal& terminal);
+
+}  // namespace muster::cli
+
+#endif  // MUSTER_CLI_QUEUES_H_

@@ -1,0 +1,190 @@
+// Speed of the scheduler: plans of a cluster with queues in a tree, priorities and quotas, one
+// thread. Jobs start, end and are replaced until as many gangs have started as asked; every end of
+// a job is followed by a plan, as in the coordinator. Prints one line of JSON.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/rng.h"
+#include "coordinator/scheduler/queue_tree.h"
+#include "coordinator/scheduler/scheduler.h"
+
+namespace muster::coordinator {
+namespace {
+
+// Of this thread's CPU time.
+double CpuSeconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+struct Options {
+  int workers = 640;
+  int slots = 8;
+  int queues = 30;
+  int jobs = 15'000;
+  int decisions = 4'000;
+  uint64_t seed = 1;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options), rng_(options.seed) {
+    v1::QueuePolicy policy;
+    const int64_t share = int64_t{options.workers} * options.slots / options.queues;
+    for (int i = 0; i < options.queues; ++i) {
+      v1::QueueSpec& queue = *policy.add_queues();
+      queue.set_name(absl::StrCat("q", i));
+      (*queue.mutable_guaranteed())["cpu"] = share / 2;
+      (*queue.mutable_borrowing_limit())["cpu"] = 3 * share;
+      queue.set_weight(1 + i % 3);
+    }
+    tree_ = *QueueTree::Make(policy);
+    use_ = QueueUse(tree_);
+    for (int i = 0; i < options.workers; ++i) {
+      WorkerView worker{.id = WorkerId(absl::StrCat("worker-", i)), .ready = true};
+      for (int slot = 0; slot < options.slots; ++slot) {
+        worker.slots.push_back({.device = absl::StrCat("cpu:", slot)});
+      }
+      slots_.Put(std::move(worker));
+    }
+    for (int i = 0; i < options.jobs; ++i) Submit();
+  }
+
+  void Run() {
+    Plan();  // fills the cluster; not counted
+    taken_.clear();
+    cpu_ = 0;
+    int64_t started = 0;
+    preempted_ = 0;
+    while (started < options_.decisions) {
+      CHECK(!running_.by_end().empty());
+      now_ = running_.by_end().begin()->first;
+      End(running_.by_end().begin()->second);
+      Submit();
+      started += Plan();
+    }
+    std::sort(taken_.begin(), taken_.end());
+    std::printf(
+        "{\"workers\":%d,\"slots\":%d,\"queues\":%d,\"waiting\":%zu,\"running\":%zu,"
+        "\"started\":%lld,\"preempted\":%lld,\"plans\":%zu,\"cpu_seconds\":%.3f,"
+        "\"decisions_per_second\":%.0f,\"plan_ms_median\":%.3f,\"plan_ms_p99\":%.3f}\n",
+        options_.workers, options_.slots, options_.queues, queue_.size(), running_.all().size(),
+        static_cast<long long>(started), static_cast<long long>(preempted_), taken_.size(), cpu_,
+        static_cast<double>(started + preempted_) / cpu_, 1e3 * taken_[taken_.size() / 2],
+        1e3 * taken_[taken_.size() * 99 / 100]);
+  }
+
+ private:
+  void Submit() {
+    WaitingJob job;
+    job.submit_sequence = ++sequence_;
+    job.id = JobId(absl::StrCat("job-", sequence_));
+    job.name = job.id.value();
+    job.queue = absl::StrCat("q", rng_.Below(options_.queues));
+    job.priority = static_cast<int32_t>(rng_.Below(10)) * 10;
+    static constexpr int kRanks[] = {1, 1, 2, 4, 8, 8, 16, 32, 64};
+    job.ranks = kRanks[rng_.Below(std::size(kRanks))];
+    job.group = std::min(job.ranks, 8);
+    job.runtime = absl::Seconds(600 + static_cast<int64_t>(rng_.Below(36'000)));
+    job.queued_at = now_;
+    queue_.Add(std::move(job));
+  }
+
+  int64_t Plan() {
+    const double begin = CpuSeconds();
+    const Schedule plan = coordinator::Plan({slots_, running_, kept_, tree_, use_, history_},
+                                            queue_, SchedulePolicy(), now_);
+    const double took = CpuSeconds() - begin;
+    taken_.push_back(took);
+    cpu_ += took;
+    int64_t started = 0;
+    for (const Decision& decision : plan.decisions) {
+      if (const auto* start = std::get_if<Start>(&decision)) {
+        Begin(*start);
+        ++started;
+      } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
+        for (const JobId& id : preempt->eviction.stopped) {
+          End(id);  // at once; it does not return
+          ++preempted_;
+        }
+      }
+    }
+    return started;
+  }
+
+  void Begin(const Start& start) {
+    const WaitingJob job = *queue_.Find(start.job);
+    RunningJob running;
+    running.name = job.name;
+    running.queue = job.queue;
+    running.priority = job.priority;
+    running.ranks = job.ranks;
+    running.started_at = running.saved_at = now_;
+    running.min_runtime = absl::Minutes(10);
+    running.ends_at = now_ + job.runtime;
+    running_.Put(job.id, running);
+    history_.Accrue(tree_, use_, tree_.Find(job.queue), now_);
+    if (start.in_turn) history_.TookTurn(job.queue, now_);
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    for (const v1::Placement& placement : start.placements) {
+      slots_.SetHolder(WorkerId(placement.worker()), placement.device(), job.id);
+    }
+    queue_.Remove(job.id);
+  }
+
+  void End(JobId id) {
+    const RunningJob job = *running_.Find(id);
+    history_.Accrue(tree_, use_, tree_.Find(job.queue), now_);
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, -1);
+    for (const WorkerId& worker : std::set<WorkerId>(slots_.WorkersOf(id))) {
+      const WorkerView view = *slots_.Find(worker);
+      for (const SlotView& slot : view.slots) {
+        if (slot.held_by == id) slots_.SetHolder(worker, slot.device, JobId());
+      }
+    }
+    running_.Remove(id);
+  }
+
+  const Options options_;
+  Rng rng_;
+  absl::Time now_ = absl::FromUnixSeconds(1'000'000);
+  QueueTree tree_;
+  QueueUse use_{tree_};
+  QueueHistory history_;
+  SlotIndex slots_;
+  RunningJobs running_;
+  KeptSlots kept_;
+  WaitingQueue queue_;
+  uint64_t sequence_ = 0;
+  int64_t preempted_ = 0;
+  std::vector<double> taken_;
+  double cpu_ = 0;
+};
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Speed of the scheduler");
+  app.add_option("--workers", options.workers)->capture_default_str();
+  app.add_option("--slots", options.slots)->capture_default_str();
+  app.add_option("--queues", options.queues)->capture_default_str();
+  app.add_option("--jobs", options.jobs, "That wait at any time")->capture_default_str();
+  app.add_option("--decisions", options.decisions, "Gangs that start")->capture_default_str();
+  app.add_option("--seed", options.seed)->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  Bench(options).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace muster::coordinator
+
+int main(int argc, char** argv) { return muster::coordinator::Main(argc, argv); }
