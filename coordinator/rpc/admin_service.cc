@@ -96,8 +96,9 @@ class AdminService : public v1::AdminService::CallbackService {
     const absl::Status may = gate_.Admit(*context, "AdminService.GetQueuePolicy").status();
     if (!may.ok()) return Finish(reactor, "GetQueuePolicy", may);
     shell_.GetQueuePolicy([this, reactor, response](absl::StatusOr<v1::QueuePolicy> policy) {
-      if (policy.ok()) *response = *std::move(policy);
-      Finish(reactor, "GetQueuePolicy", policy.status());
+      const absl::Status got = policy.status();
+      if (got.ok()) *response = *std::move(policy);
+      Finish(reactor, "GetQueuePolicy", got);
     });
     return reactor;
   }

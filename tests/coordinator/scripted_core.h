@@ -70,6 +70,9 @@ class ScriptedCore : public Core {
   }
   // What the store has is all there is.
   OpenUsage Usage(absl::Time) override { return {.last_row = 1'000, .as_of_ms = 7'200'000}; }
+  std::vector<v1::QueueStatus> GetQueues(absl::Time) override { return {}; }
+  const v1::QueuePolicy& queue_policy() const override { return policy_; }
+  bool WouldDecide(absl::Time) override { return false; }
   std::vector<std::string> CheckInvariants() const override { return {}; }
 
  private:
@@ -94,6 +97,7 @@ class ScriptedCore : public Core {
   }
 
   const std::string cluster_id_ = "scripted";
+  const v1::QueuePolicy policy_;
   std::vector<v1::Job> jobs_;
   uint64_t last_event_ = 0;
 };
