@@ -15,15 +15,6 @@ namespace {
 constexpr size_t kReservationNameMax = 63;
 const DeadlineKey kReservationsDue = {DeadlineKey::Kind::kReservations, ""};
 
-v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message) {
-  v1::Event event;
-  event.set_kind(kind);
-  event.set_worker(worker);
-  event.set_rank(-1);
-  event.set_message(std::move(message));
-  return event;
-}
-
 // The workers that a request names.
 template <typename Request>
 std::vector<std::string> WorkersOf(const Request& request) {

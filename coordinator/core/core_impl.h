@@ -285,6 +285,8 @@ class CoreImpl : public Core {
 
 // Who pays: the label "tenant"; empty where there is none.
 std::string TenantOf(const v1::JobSpec& spec);
+// An event about a worker and none of its ranks, not yet numbered or dated.
+v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message);
 
 // True when the attempt has a rank on this worker.
 bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);

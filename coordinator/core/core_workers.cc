@@ -10,7 +10,6 @@
 #include "proto/time.h"
 
 namespace muster::coordinator {
-namespace {
 
 v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message) {
   v1::Event event;
@@ -20,6 +19,8 @@ v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string
   event.set_message(std::move(message));
   return event;
 }
+
+namespace {
 
 DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
   return {DeadlineKey::Kind::kWorker, worker.row.name()};
