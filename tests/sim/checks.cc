@@ -54,13 +54,16 @@ void World::Trace(absl::string_view line) {
 }
 
 void World::CheckAll() {
-  // In a large cluster a check costs as much as many events.
-  if (options_.large && result_.events % 101 != 0) return;
+  // In a large cluster a check costs as much as many events, and a day has a million of them. What
+  // is broken stays so until the next check.
+  if (options_.large() && result_.events % 101 != 0) return;
+  if (options_.day() && result_.events % 211 != 0) return;
   CheckMachines();
   if (core_ == nullptr) return;
   for (const std::string& broken : core_->CheckInvariants()) Violate(broken);
   CheckQueues();
-  if (result_.events % 97 == 0) CheckRecovery();
+  // Its costs grow with the length of the log.
+  if (result_.events % (options_.day() ? 211 * 257 : 97) == 0) CheckRecovery();
 }
 
 // No queue uses more than it may.
@@ -202,6 +205,12 @@ void World::CheckBudget(const v1::Job& job) {
     }
     if (end.cause() == v1::CAUSE_MAINTENANCE) Count("ended for maintenance");
     int64_t before = 0, during = 0;
+    // A job keeps the records of its newest checkpoints only.
+    for (const auto& [epoch, step] : committed_by_[job.id()]) {
+      if (epoch > end.epoch() || options_.faults == Faults::kRestore) continue;
+      int64_t& newest = epoch < end.epoch() ? before : during;
+      newest = std::max(newest, step);
+    }
     for (const v1::CheckpointRecord& record : job.checkpoints()) {
       if (record.damaged()) return;  // then the committed step has gone back meanwhile
       if (record.epoch() > end.epoch()) continue;

@@ -166,6 +166,7 @@ void World::Feed(CoreEvent event) {
 // Like the shell's writer thread: outputs queue up while a sync runs. The next sync takes them all,
 // and after it their actions are carried out, in order.
 void World::CarryOut(CoreOutput output) {
+  if (output.batch.empty() && output.actions.empty()) return;
   unsynced_.push_back(std::move(output));
   if (syncing_) return;
   syncing_ = true;
@@ -254,6 +255,10 @@ void World::SeeEvent(const v1::Event& event) {
     Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " was allocated twice"));
   }
   if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
+  if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED) {
+    int64_t& newest = committed_by_[event.job_id()][event.epoch()];
+    newest = std::max(newest, event.step());
+  }
   CheckFencing(event);
   CheckCordons(event);
   Count(v1::EventKind_Name(event.kind()));

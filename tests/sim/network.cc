@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "tests/sim/world.h"
 
@@ -48,7 +50,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   const int copies = odd && rng_.Chance(0.02) ? 2 : 1;
   if (copies == 2) Count("duplicated");
   for (int copy = 0; copy < copies; ++copy) {
-    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message] {
+    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message]() mutable {
       auto found = connections_.find(id);
       if (found == connections_.end()) return;
       Connection& link = found->second;
@@ -61,7 +63,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
         Feed(coordinator::SessionOpened{session, Incarnation(message.incarnation()),
                                         message.hello()});
       } else {
-        Feed(coordinator::SessionMessage{session, message});
+        Feed(coordinator::SessionMessage{session, std::move(message)});
       }
     });
   }
@@ -79,12 +81,12 @@ void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
   }
   const int copies = odd && rng_.Chance(0.02) ? 2 : 1;
   for (int copy = 0; copy < copies; ++copy) {
-    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message] {
+    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message]() mutable {
       auto found = connections_.find(id);
       if (found == connections_.end() || !found->second.worker_open) return;
       Machine& machine = machines_[found->second.worker];
       if (machine.generation != found->second.daemon_generation || machine.deaf) return;
-      Feed(machine, worker::CoordinatorMessage{worker::SessionId(id), message});
+      Feed(machine, worker::CoordinatorMessage{worker::SessionId(id), std::move(message)});
     });
   }
 }

@@ -12,6 +12,7 @@ namespace muster::sim {
 namespace {
 
 constexpr absl::Duration kFaultsFor = absl::Seconds(40);
+constexpr absl::Duration kFaultsForADay = absl::Hours(24);
 // Time from the last fault to the end of every job. It is enough for back-offs, lost workers, a
 // hang and the training.
 constexpr absl::Duration kFinishWithin = absl::Seconds(240);
@@ -20,12 +21,12 @@ constexpr absl::Duration kFinishWithin = absl::Seconds(240);
 
 World::World(const Options& options) : options_(options), rng_(options.seed) {
   store_ = coordinator::MemoryStore::Make("simulated");
-  const int workers = static_cast<int>(options.large ? 20 + rng_.Below(31) : 2 + rng_.Below(2));
+  const int workers = static_cast<int>(options.large() ? 20 + rng_.Below(31) : 2 + rng_.Below(2));
   for (int i = 1; i <= workers; ++i) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);
     machine.slots = 1 + static_cast<int>(rng_.Below(3));
-    machine.rack = absl::StrCat("r", (i - 1) / (options.large ? 8 : 2));
+    machine.rack = absl::StrCat("r", (i - 1) / (options.large() ? 8 : 2));
   }
 }
 
@@ -74,10 +75,10 @@ void World::Submit(int number) {
   spec = testing::SmallJobSpec(absl::StrCat("job", number));
   spec.set_priority(static_cast<int32_t>(rng_.Below(3) * 40));
   v1::TrainingSpec* training = spec.mutable_engine()->mutable_training();
-  training->set_steps(5 + static_cast<int64_t>(rng_.Below(60)));
+  training->set_steps((5 + static_cast<int64_t>(rng_.Below(60))) * (options_.day() ? 20 : 1));
   submission.feasible = !rng_.Chance(0.1);
   const int ranks = submission.feasible
-                        ? 1 + static_cast<int>(rng_.Below(options_.large ? 16 : slots))
+                        ? 1 + static_cast<int>(rng_.Below(options_.large() ? 16 : slots))
                         : slots + 1;
   training->set_global_batch(ranks);
   std::map<std::string, int> racks;
@@ -161,7 +162,7 @@ void World::TryCancel(const std::string& id) {
 
 // Users change when jobs run: all of them are let go when the faults are over.
 void World::ScheduleChange() {
-  queue_.After(absl::Milliseconds(rng_.Below(4000)), [this] {
+  queue_.After(absl::Milliseconds(rng_.Below(options_.day() ? 2'400'000 : 4000)), [this] {
     if (!faults_on_) return;
     ChangeSomeJob();
     ScheduleChange();
@@ -198,8 +199,10 @@ void World::TryRelease(const std::string& id) {
 }
 
 void World::ScheduleFault() {
-  queue_.After(absl::Milliseconds(rng_.Below(options_.large ? 600 : 6000)), [this] {
+  const uint64_t most_ms = options_.large() ? 600 : options_.day() ? 1'200'000 : 6000;
+  queue_.After(absl::Milliseconds(rng_.Below(most_ms)), [this] {
     if (!faults_on_) return;
+    if (options_.day()) rough_until_ = queue_.now() + absl::Seconds(rng_.Below(200));
     InjectFault();
     ScheduleFault();
   });
@@ -403,11 +406,15 @@ Result World::Play() {
     TryApplyQueues();
   }
   for (auto& [name, machine] : machines_) StartDaemon(machine);
-  const int jobs = static_cast<int>(options_.large ? 50 + rng_.Below(151) : 2 + rng_.Below(4));
+  const int jobs = static_cast<int>(options_.large() ? 50 + rng_.Below(151)
+                                    : options_.day() ? 20 + rng_.Below(20)
+                                                     : 2 + rng_.Below(4));
+  const uint64_t submit_ms = options_.day() ? 80'000'000 : 20'000;
   for (int i = 0; i < jobs; ++i) {
-    queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, i] { Submit(i); });
+    queue_.After(absl::Milliseconds(rng_.Below(submit_ms)), [this, i] { Submit(i); });
   }
-  const absl::Time quiet = queue_.now() + kFaultsFor;
+  const absl::Time begin = queue_.now();
+  const absl::Time quiet = begin + (options_.day() ? kFaultsForADay : kFaultsFor);
   if (options_.faults != Faults::kNone) ScheduleFault();
   if (options_.faults == Faults::kAll) ScheduleChange();
   while (result_.violation.empty() && queue_.Step(quiet)) {
@@ -415,13 +422,17 @@ Result World::Play() {
     CheckAll();
   }
   Heal();
-  const absl::Time deadline = quiet + (options_.large ? 10 : 1) * kFinishWithin;
+  const absl::Time deadline = quiet + (options_.large() ? 10
+                                       : options_.day() ? 300
+                                                        : 1) *
+                                          kFinishWithin;
   while (result_.violation.empty() && !Finished() && queue_.Step(deadline)) {
     ++result_.events;
     CheckAll();
   }
   if (result_.violation.empty()) CheckEnd();
   result_.trace_hash = hash_;
+  result_.time = queue_.now() - begin;
   return result_;
 }
 

@@ -112,11 +112,13 @@ void World::TryStep(const JobEpoch& gang) {
     return Finish(gang);  // restored from the checkpoint of the last step
   }
   // A collective that never ends.
-  if (options_.faults == Faults::kAll && faults_on_ && any.step > 0 && rng_.Chance(0.004)) {
+  const double hangs = options_.day() ? 0.0001 : 0.004;
+  if (options_.faults == Faults::kAll && faults_on_ && any.step > 0 && rng_.Chance(hangs)) {
     return Count("gang hung");
   }
   const int64_t next = any.step + 1;
-  queue_.After(absl::Milliseconds(40 + rng_.Below(80)),
+  const uint64_t least_ms = options_.day() ? 4000 : 40;
+  queue_.After(absl::Milliseconds(least_ms + rng_.Below(2 * least_ms)),
                [this, gang, next] { FinishStep(gang, next); });
 }
 

@@ -1,8 +1,10 @@
 // sim_test                      runs the tests: the fixed seeds and checks of the simulator itself
 // sim_test --sim N [--first S]  N seeds from S; prints each failing seed
 // sim_test --sim 1 --first S --trace   one seed, event by event
-// --large: clusters of 20 to 50 workers; --reachability, --restore: only those faults
+// --large: clusters of 20 to 50 workers; --day: 24 hours each; --reachability, --restore: only
+// those faults
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -21,10 +23,12 @@ struct Outcome {
   std::vector<std::pair<uint64_t, std::string>> failed;
   std::map<std::string, int64_t> counts;
   int64_t events = 0;
+  absl::Duration time;  // simulated
 };
 
 // Runs seeds, which are independent, on all cores.
-Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll, bool large = false) {
+Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll,
+                 Options::Scale scale = Options::Scale::kSmall) {
   const int threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<Outcome> parts(threads);
   std::vector<std::thread> running;
@@ -34,13 +38,14 @@ Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll, bo
         Options options;
         options.seed = first + static_cast<uint64_t>(i);
         options.faults = faults;
-        options.large = large;
+        options.scale = scale;
         const Result result = Simulate(options);
         if (!result.violation.empty()) {
           parts[t].failed.emplace_back(options.seed, result.violation);
         }
         for (const auto& [what, times] : result.counts) parts[t].counts[what] += times;
         parts[t].events += result.events;
+        parts[t].time += result.time;
       }
     });
   }
@@ -50,6 +55,7 @@ Outcome RunSeeds(uint64_t first, int64_t count, Faults faults = Faults::kAll, bo
     all.failed.insert(all.failed.end(), part.failed.begin(), part.failed.end());
     for (const auto& [what, times] : part.counts) all.counts[what] += times;
     all.events += part.events;
+    all.time += part.time;
   }
   std::sort(all.failed.begin(), all.failed.end());
   return all;
@@ -63,6 +69,13 @@ void Print(const Outcome& outcome, int64_t count) {
   }
   std::printf("%lld seeds, %lld events, %zu failed\n", static_cast<long long>(count),
               static_cast<long long>(outcome.events), outcome.failed.size());
+  rusage used = {};
+  getrusage(RUSAGE_SELF, &used);
+  const double cpu_seconds =
+      static_cast<double>(used.ru_utime.tv_sec) + 1e-6 * static_cast<double>(used.ru_utime.tv_usec);
+  const double days = absl::ToDoubleHours(outcome.time) / 24;
+  std::printf("%.2f simulated days, %.1f processor seconds: %.0f cluster-days per CPU-hour\n", days,
+              cpu_seconds, days / cpu_seconds * 3600);
   for (const auto& [what, times] : outcome.counts) {
     std::printf("  %-40s %lld\n", what.c_str(), static_cast<long long>(times));
   }
@@ -135,9 +148,18 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
 
 TEST(Simulation, LargeClusters_KeepEveryInvariantAndEndEveryJob) {
   const int64_t seeds = std::max<int64_t>(2, FixedSeeds() / 250);
-  const Outcome outcome = RunSeeds(1, seeds, Faults::kAll, /*large=*/true);
+  const Outcome outcome = RunSeeds(1, seeds, Faults::kAll, Options::Scale::kLarge);
   Print(outcome, seeds);
   EXPECT_TRUE(outcome.failed.empty());
+}
+
+TEST(Simulation, DaysOfTraining_KeepEveryInvariantAndEndEveryJob) {
+  const int64_t seeds = FixedSeeds() / 1000;
+  if (seeds == 0) GTEST_SKIP() << "a day takes minutes under a sanitizer";
+  const Outcome outcome = RunSeeds(1, seeds, Faults::kAll, Options::Scale::kDay);
+  Print(outcome, seeds);
+  EXPECT_TRUE(outcome.failed.empty());
+  EXPECT_GE(outcome.time, seeds * absl::Hours(20));
 }
 
 TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
@@ -236,14 +258,16 @@ int main(int argc, char** argv) {
   int64_t seeds = 0;
   uint64_t first = 1;
   bool trace = false;
-  bool large = false;
+  auto scale = muster::sim::Options::Scale::kSmall;
   muster::sim::Faults faults = muster::sim::Faults::kAll;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--trace") {
       trace = true;
     } else if (flag == "--large") {
-      large = true;
+      scale = muster::sim::Options::Scale::kLarge;
+    } else if (flag == "--day") {
+      scale = muster::sim::Options::Scale::kDay;
     } else if (flag == "--reachability") {
       faults = muster::sim::Faults::kReachability;
     } else if (flag == "--restore") {
@@ -254,8 +278,8 @@ int main(int argc, char** argv) {
       first = std::strtoull(argv[++i], nullptr, 10);
     } else {
       std::fprintf(stderr,
-                   "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--large] [--reachability | "
-                   "--restore]\n",
+                   "usage: %s [--sim SEEDS [--first SEED] [--trace]] [--large | --day] "
+                   "[--reachability | --restore]\n",
                    argv[0]);
       return 2;
     }
@@ -266,12 +290,12 @@ int main(int argc, char** argv) {
     options.seed = first;
     options.trace = true;
     options.faults = faults;
-    options.large = large;
+    options.scale = scale;
     const muster::sim::Result result = muster::sim::Simulate(options);
     std::printf("%s\n", result.violation.empty() ? "sound" : result.violation.c_str());
     return result.violation.empty() ? 0 : 1;
   }
-  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults, large);
+  const muster::sim::Outcome outcome = muster::sim::RunSeeds(first, seeds, faults, scale);
   muster::sim::Print(outcome, seeds);
   return outcome.failed.empty() ? 0 : 1;
 }

@@ -50,15 +50,20 @@ struct Options {
   uint64_t seed = 1;
   bool trace = false;  // print each event
   Faults faults = Faults::kAll;
-  // 20 to 50 workers and 50 to 200 jobs instead of a few. What is checked after every event
-  // otherwise is then checked after some.
-  bool large = false;
+  // kDay: 24 hours of a small cluster that trains, with steps of seconds and a fault every ten
+  // minutes, so that it meets what takes hours. kLarge: 20 to 50 workers and 50 to 200 jobs.
+  // In these two, what is checked after every event otherwise is checked after some.
+  enum class Scale { kSmall, kLarge, kDay };
+  Scale scale = Scale::kSmall;
+  bool large() const { return scale == Scale::kLarge; }
+  bool day() const { return scale == Scale::kDay; }
 };
 
 struct Result {
   std::string violation;  // empty: every invariant held and every job ended
   uint64_t trace_hash = 0;
   int64_t events = 0;
+  absl::Duration time;  // simulated
   // How often each fault and result happened, so that tests can require that they do.
   std::map<std::string, int64_t> counts;
 };
@@ -216,8 +221,11 @@ class World {
   void Heal();
   // True when every job has ended and no process or fault is left.
   bool Finished() const;
-  // True while network, disks and launches may fail.
-  bool Disturbed() const { return faults_on_ && options_.faults == Faults::kAll; }
+  // True while network, disks and launches may fail: in a day for some minutes around each fault.
+  bool Disturbed() const {
+    return faults_on_ && options_.faults == Faults::kAll &&
+           (!options_.day() || queue_.now() < rough_until_);
+  }
   // A random time up to `soon_ms`; with Faults::kAll sometimes up to `late_ms`.
   absl::Duration Outage(double late_chance, uint64_t late_ms, uint64_t soon_ms);
 
@@ -257,6 +265,7 @@ class World {
   // The clock of the coordinator's process. It runs evenly; the wall clock steps between processes.
   absl::Time CoreNow() const { return queue_.now() + core_skew_; }
   absl::Duration core_skew_;
+  absl::Time rough_until_ = absl::InfinitePast();      // in a day
   absl::Time slow_disk_until_ = absl::InfinitePast();  // of the coordinator
   std::unique_ptr<coordinator::Core> core_;            // null: the coordinator is dead
   uint64_t coordinator_generation_ = 0;
@@ -290,8 +299,10 @@ class World {
   std::map<uint64_t, std::string> submit_calls_;   // call id -> request id
 
   // What really happened, for the checks to compare with.
-  std::set<std::pair<std::string, int64_t>> saved_;   // (checkpoint path, step) complete on disk
-  std::map<std::string, int64_t> committed_;          // job id -> newest acknowledged step
+  std::set<std::pair<std::string, int64_t>> saved_;  // (checkpoint path, step) complete on disk
+  std::map<std::string, int64_t> committed_;         // job id -> newest acknowledged step
+  // job id -> epoch -> newest step that it committed, by the events
+  std::map<std::string, std::map<uint64_t, int64_t>> committed_by_;
   std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published
   std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
   std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
