@@ -509,14 +509,16 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   }
 }
 
-std::vector<std::string> CoreImpl::CheckInvariants() const {
+std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   CheckAccounts(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);
   for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
-  if (!workers_.SlotsAreRight()) broken.push_back("the index of slots differs from the workers");
+  if (index && !workers_.SlotsAreRight()) {
+    broken.push_back("the index of slots differs from the workers");
+  }
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holder] : worker.held) {

@@ -59,7 +59,7 @@ class CoreImpl : public Core {
   }
   const v1::QueuePolicy& queue_policy() const override { return queue_policy_; }
   bool WouldDecide(absl::Time now) override { return scheduling_.WouldDecide(now); }
-  std::vector<std::string> CheckInvariants() const override;
+  std::vector<std::string> CheckInvariants(bool index) const override;
 
  private:
   // ---- core_impl.cc
