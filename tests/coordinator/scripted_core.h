@@ -73,7 +73,7 @@ class ScriptedCore : public Core {
   std::vector<v1::QueueStatus> GetQueues(absl::Time) override { return {}; }
   const v1::QueuePolicy& queue_policy() const override { return policy_; }
   bool WouldDecide(absl::Time) override { return false; }
-  std::vector<std::string> CheckInvariants() const override { return {}; }
+  std::vector<std::string> CheckInvariants(bool) const override { return {}; }
 
  private:
   void Persist(size_t index, CoreOutput& output) {
