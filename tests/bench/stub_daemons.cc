@@ -4,6 +4,11 @@
 // and memory of the coordinator, and the times from a request, or from the last report that a
 // command waits for, to the arrival of the command at each daemon. Both processes share this
 // machine.
+//
+// With --restart: as many jobs of a rank as there are daemons run, the history has --events events,
+// and the coordinator is killed -9 and started again, several times. Prints the times from exec
+// until it answers a call, and until every daemon's stream is re-adopted and every job has been
+// heard of again; and the attempts that a restart has ended.
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <spawn.h>
@@ -19,6 +24,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -31,6 +37,8 @@
 #include "base/check.h"
 #include "base/mutex.h"
 #include "base/proc.h"
+#include "coordinator/core/schema.h"
+#include "coordinator/store/store.h"
 #include "muster/v1/job_service.grpc.pb.h"
 #include "muster/v1/worker_service.grpc.pb.h"
 #include "security/credentials.h"
@@ -75,14 +83,25 @@ class Latencies {
 struct Fleet {
   std::atomic<int> welcomed{0};
   std::atomic<int> closed{0};
+  std::atomic<bool> killed{false};  // the coordinator: streams end
+  std::atomic<int> adopted{0};      // got the first Desired of their stream
   Latencies prepare, run, stop;
 };
 
 // One daemon: it does at once what it is told, and says so.
 class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator> {
  public:
-  Stub(Fleet& fleet, v1::WorkerService::Stub& service, int number, int slots) : fleet_(fleet) {
+  // Goes on from the attempts that it held before, as a daemon whose stream has broken.
+  Stub(Fleet& fleet, v1::WorkerService::Stub& service, int number, int slots,
+       const v1::Observed& held = {})
+      : fleet_(fleet) {
+    {
+      MutexLock lock(&mutex_);
+      *observed_.mutable_attempts() = held.attempts();
+    }
     v1::FromWorker hello;
+    *hello.mutable_hello()->mutable_observed() = held;
+    hello.mutable_hello()->mutable_observed()->clear_applied_revision();
     hello.set_incarnation(1);
     hello.mutable_hello()->set_worker(absl::StrCat("w", number));
     hello.mutable_hello()->set_identity(absl::StrCat("identity-", number));
@@ -105,6 +124,10 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
     if (ended_) return;
     Report();
   }
+  v1::Observed Held() {
+    MutexLock lock(&mutex_);
+    return observed_;
+  }
   void Cancel() {
     context_.TryCancel();
     RemoveHold();
@@ -113,7 +136,10 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
   void OnReadDone(bool ok) override {
     if (!ok) return;
     if (received_.has_welcome()) ++fleet_.welcomed;
-    if (received_.has_desired()) Apply(received_.desired());
+    if (received_.has_desired()) {
+      if (received_.desired().revision() == 1) ++fleet_.adopted;
+      Apply(received_.desired());
+    }
     StartRead(&received_);
   }
   void OnWriteDone(bool ok) override {
@@ -122,7 +148,7 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
     if (ok && !out_.empty()) StartWrite(&out_.front());
   }
   void OnDone(const grpc::Status& status) override {
-    if (status.error_code() != grpc::CANCELLED) {
+    if (status.error_code() != grpc::CANCELLED && !fleet_.killed) {
       std::fprintf(stderr, "a stream ended: %s\n", status.error_message().c_str());
     }
     ++fleet_.closed;
@@ -191,24 +217,30 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
 class Coordinator {
  public:
   Coordinator(const std::string& binary, const std::string& directory,
-              const security::TlsFiles& tls) {
+              const security::TlsFiles& tls)
+      : binary_(binary), directory_(directory), tls_(tls) {
+    Start();
+  }
+  ~Coordinator() { End(SIGTERM); }
+  // Listens where it did before.
+  void Start() {
     int out[2];
     CHECK(pipe(out) == 0);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
     posix_spawn_file_actions_addclose(&actions, out[0]);
-    std::vector<std::string> words = {binary,  "--listen",   "127.0.0.1:0", "--log-level",
-                                      "error", "--data-dir", directory};
-    if (tls.any()) {
-      words.insert(words.end(), {"--tls-cert", tls.certificate, "--tls-key", tls.key, "--tls-ca",
-                                 tls.authorities});
+    std::vector<std::string> words = {binary_, "--listen",   address_,  "--log-level",
+                                      "error", "--data-dir", directory_};
+    if (tls_.any()) {
+      words.insert(words.end(), {"--tls-cert", tls_.certificate, "--tls-key", tls_.key, "--tls-ca",
+                                 tls_.authorities});
     }
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    CHECK(posix_spawn(&pid_, binary.c_str(), &actions, nullptr, arguments.data(), environ) == 0)
-        << binary;
+    CHECK(posix_spawn(&pid_, binary_.c_str(), &actions, nullptr, arguments.data(), environ) == 0)
+        << binary_;
     posix_spawn_file_actions_destroy(&actions);
     close(out[1]);
     std::string line;
@@ -219,8 +251,8 @@ class Coordinator {
     CHECK(parts.size() > 3) << "the coordinator said '" << line << "'";
     address_ = parts[3];
   }
-  ~Coordinator() {
-    kill(pid_, SIGTERM);
+  void End(int signal) {
+    kill(pid_, signal);
     waitpid(pid_, nullptr, 0);
   }
   const std::string& address() const { return address_; }
@@ -239,8 +271,10 @@ class Coordinator {
   }
 
  private:
+  const std::string binary_, directory_;
+  const security::TlsFiles tls_;
   pid_t pid_ = 0;
-  std::string address_;
+  std::string address_ = "127.0.0.1:0";
 };
 
 v1::Job Get(v1::JobService::Stub& jobs, const std::string& name) {
@@ -262,10 +296,218 @@ void AwaitState(v1::JobService::Stub& jobs, const std::string& name, v1::JobStat
   }
 }
 
+// Channels of their own, each of which carries many streams.
+std::vector<std::unique_ptr<v1::WorkerService::Stub>> Services(
+    const std::string& address, const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  static int serial = 0;  // channels of equal arguments share a connection
+  std::vector<std::unique_ptr<v1::WorkerService::Stub>> services;
+  for (int i = 0; i < 32; ++i) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt("channel", serial++);
+    services.push_back(
+        v1::WorkerService::NewStub(grpc::CreateCustomChannel(address, credentials, arguments)));
+  }
+  return services;
+}
+
+// As many at a time as the coordinator takes from one address. Returns when all are let in.
+std::vector<std::unique_ptr<Stub>> Join(
+    Fleet& fleet, const std::vector<std::unique_ptr<v1::WorkerService::Stub>>& services,
+    int daemons, int slots, const std::vector<v1::Observed>& held = {}) {
+  const double begin = Now();
+  std::vector<std::unique_ptr<Stub>> stubs;
+  const auto await = [&](int welcomed) {
+    while (fleet.welcomed < welcomed) {
+      CHECK(fleet.closed == 0 && Now() - begin < 120) << fleet.welcomed << " were let in";
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  };
+  for (int i = 0; i < daemons; ++i) {
+    await(i - 1000);
+    stubs.push_back(std::make_unique<Stub>(fleet, *services[i % services.size()], i, slots,
+                                           held.empty() ? v1::Observed() : held[i]));
+  }
+  await(daemons);
+  return stubs;
+}
+
+// Each daemon heartbeats once a second while this lives.
+class Heartbeats {
+ public:
+  explicit Heartbeats(const std::vector<std::unique_ptr<Stub>>& stubs)
+      : thread_([this, &stubs] {
+          double next = Now();
+          for (size_t i = 0; !done_; i = (i + 1) % stubs.size()) {
+            stubs[i]->Heartbeat();
+            next += 1.0 / static_cast<double>(stubs.size());
+            if (next > Now()) {
+              std::this_thread::sleep_for(std::chrono::duration<double>(next - Now()));
+            }
+          }
+        }) {}
+  ~Heartbeats() {
+    done_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+void CancelAll(Fleet& fleet, const std::vector<std::unique_ptr<Stub>>& stubs) {
+  for (const auto& stub : stubs) stub->Cancel();
+  while (fleet.closed < static_cast<int>(stubs.size())) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // reactors leave OnDone
+}
+
+// Fills the history with events of jobs that are gone. No coordinator may run.
+void AddEvents(const std::string& directory, uint64_t count) {
+  using coordinator::Table;
+  auto store = coordinator::OpenRocksDbStore(directory, "", "");
+  CHECK_OK(store.status());
+  const auto meta = (*store)->Get(Table::kMeta, coordinator::schema::kLastEvent);
+  CHECK_OK(meta.status());
+  uint64_t last = meta->has_value() ? coordinator::schema::DecodeU64(**meta).value() : 0;
+  while (last < count) {
+    coordinator::Batch batch;
+    for (int i = 0; i < 10'000 && last < count; ++i) {
+      v1::Event event;
+      event.set_sequence(++last);
+      event.set_kind(v1::EVENT_KIND_CHECKPOINT_COMMITTED);
+      event.set_job_id(absl::StrCat("gone-", last % 5000));
+      event.set_epoch(1);
+      event.set_step(static_cast<int64_t>(last));
+      event.set_message("checkpoints/gone/step-00001000, 1.2 GiB");
+      batch.Put(Table::kEvents, coordinator::schema::EventKey(last),
+                coordinator::schema::Serialize(event));
+    }
+    batch.Put(Table::kMeta, coordinator::schema::kLastEvent, coordinator::schema::EncodeU64(last));
+    CHECK_OK((*store)->Write({batch}));
+  }
+}
+
+struct Seen {
+  int running = 0, first_attempts = 0;
+};
+Seen LiveJobs(v1::JobService::Stub& jobs) {
+  Seen seen;
+  v1::ListJobsRequest request;
+  request.set_page_size(1000);
+  request.set_summary(true);
+  request.set_live(true);
+  do {
+    grpc::ClientContext context;
+    v1::ListJobsResponse response;
+    const grpc::Status status = jobs.ListJobs(&context, request, &response);
+    CHECK(status.ok()) << status.error_message();
+    for (const v1::Job& job : response.jobs()) {
+      seen.running += job.state() == v1::JOB_STATE_RUNNING ? 1 : 0;
+      seen.first_attempts += job.attempts() == 1 ? 1 : 0;
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty());
+  return seen;
+}
+
+void SubmitAll(v1::JobService::Stub& jobs, int count) {
+  std::atomic<int> next{0};
+  std::vector<std::thread> clients;
+  for (int t = 0; t < 32; ++t) {
+    clients.emplace_back([&] {
+      for (int i = next++; i < count; i = next++) {
+        v1::SubmitRequest request;
+        v1::JobSpec& spec = *request.mutable_spec();
+        spec = testing::SmallJobSpec(absl::StrCat("job-", i));
+        spec.mutable_resources()->set_ranks(1);
+        grpc::ClientContext context;
+        v1::SubmitResponse response;
+        const grpc::Status status = jobs.Submit(&context, request, &response);
+        CHECK(status.ok()) << status.error_message();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+}
+
+void Restart(const std::string& binary, const std::string& directory, int daemons, int times,
+             uint64_t events) {
+  const std::string data = directory + "/data";
+  const auto insecure = grpc::InsecureChannelCredentials();
+  { Coordinator coordinator(binary, data, {}); }  // makes the store
+  AddEvents(data, events);
+  Coordinator coordinator(binary, data, {});
+  std::vector<v1::Observed> held(daemons);
+  std::vector<double> serving, adopted, heard;
+  int attempts_ended = 0;
+  double peak_mib = 0;
+  for (int time = 0; time <= times; ++time) {
+    const bool restart = time > 0;
+    const double exec = Now();
+    if (restart) coordinator.Start();
+    const auto jobs = v1::JobService::NewStub(grpc::CreateChannel(coordinator.address(), insecure));
+    {
+      grpc::ClientContext context;
+      v1::GetVersionResponse version;
+      CHECK(jobs->GetVersion(&context, {}, &version).ok());
+    }
+    if (restart) serving.push_back(Now() - exec);
+    Fleet fleet;
+    const auto services = Services(coordinator.address(), insecure);
+    const std::vector<std::unique_ptr<Stub>> stubs = Join(fleet, services, daemons, 1, held);
+    {
+      const Heartbeats heartbeats(stubs);
+      if (!restart) SubmitAll(*jobs, daemons);
+      while (restart && fleet.adopted < daemons) {
+        CHECK(Now() - exec < 60) << fleet.adopted << " were re-adopted";
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      if (restart) adopted.push_back(Now() - exec);
+      Seen seen = LiveJobs(*jobs);
+      const double give_up = Now() + 300;
+      while (seen.running < daemons) {
+        CHECK(Now() < give_up) << seen.running << " jobs run";
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        seen = LiveJobs(*jobs);
+      }
+      if (restart) heard.push_back(Now() - exec);
+      attempts_ended += daemons - seen.first_attempts;
+      std::this_thread::sleep_for(std::chrono::seconds(3));  // what is wrong shows in heartbeats
+      seen = LiveJobs(*jobs);
+      attempts_ended += daemons - seen.first_attempts;
+    }
+    for (int i = 0; i < daemons; ++i) held[i] = stubs[i]->Held();
+    peak_mib = std::max(peak_mib, coordinator.PeakMiB());
+    fleet.killed = true;
+    coordinator.End(SIGKILL);
+    CancelAll(fleet, stubs);
+  }
+  coordinator.Start();  // its destructor ends it
+  const auto middle = [](std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values.empty() ? 0 : values[values.size() / 2];
+  };
+  const auto most = [](const std::vector<double>& values) {
+    return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+  };
+  std::printf(
+      "{\"benchmark\":\"restart\",\"daemons\":%d,\"jobs\":%d,\"events\":%llu,\"restarts\":%d,"
+      "\"serving_seconds\":[%.2f,%.2f],\"adopted_seconds\":[%.2f,%.2f],\"heard_seconds\":[%.2f,%."
+      "2f],"
+      "\"attempts_ended\":%d,\"peak_mib\":%.0f}\n",
+      daemons, daemons, static_cast<unsigned long long>(events), times, middle(serving),
+      most(serving), middle(adopted), most(adopted), middle(heard), most(heard), attempts_ended,
+      peak_mib);
+  std::fflush(stdout);
+}
+
 int Main(int argc, char** argv) {
   int daemons = 10'000, slots = 8, ranks = 4096, times = 10;
   double idle = 10;
-  bool tls = false;
+  bool tls = false, restart = false;
+  uint64_t events = 1'000'000;
   std::string binary =
       (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster-coordinator")
           .string();
@@ -277,11 +519,15 @@ int Main(int argc, char** argv) {
   app.add_option("--idle", idle, "Seconds of heartbeats alone")->capture_default_str();
   app.add_option("--coordinator", binary, "muster-coordinator")->capture_default_str();
   app.add_flag("--tls", tls, "Over mutual TLS, all daemons with one certificate");
+  app.add_flag("--restart", restart, "Kill and restart the coordinator under jobs of one rank");
+  app.add_option("--events", events, "Events in the history of --restart")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   std::string directory =
       (std::filesystem::temp_directory_path() / "muster-bench-daemons-XXXXXX").string();
   CHECK(mkdtemp(directory.data()) != nullptr);
-  {
+  if (restart) {
+    Restart(binary, directory, daemons, times, events);
+  } else {
     security::TlsFiles server, worker, user;
     if (tls) {
       security::Pki pki(directory + "/pki", absl::Now());
@@ -302,40 +548,12 @@ int Main(int argc, char** argv) {
     Coordinator coordinator(binary, directory + "/data", server);
     Fleet fleet;
     const auto worker_credentials = credentials(worker);
-    std::vector<std::unique_ptr<v1::WorkerService::Stub>> services;
-    for (int i = 0; i < 32; ++i) {
-      grpc::ChannelArguments arguments;
-      arguments.SetInt("channel", i);  // a connection of its own
-      services.push_back(v1::WorkerService::NewStub(
-          grpc::CreateCustomChannel(coordinator.address(), worker_credentials, arguments)));
-    }
+    const auto services = Services(coordinator.address(), worker_credentials);
     const double begin = Now();
-    std::vector<std::unique_ptr<Stub>> stubs;
-    for (int i = 0; i < daemons; ++i) {
-      // As many at a time as the coordinator takes from one address.
-      while (i - fleet.welcomed > 1000) {
-        CHECK(fleet.closed == 0 && Now() - begin < 120) << fleet.welcomed << " were let in";
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      }
-      stubs.push_back(std::make_unique<Stub>(fleet, *services[i % services.size()], i, slots));
-    }
-    while (fleet.welcomed < daemons) {
-      CHECK(fleet.closed == 0 && Now() - begin < 120) << fleet.welcomed << " were let in";
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    const std::vector<std::unique_ptr<Stub>> stubs = Join(fleet, services, daemons, slots);
     const double joined = Now() - begin;
 
-    std::atomic<bool> done{false};
-    std::thread heartbeats([&] {  // each daemon once a second
-      double next = Now();
-      for (size_t i = 0; !done; i = (i + 1) % stubs.size()) {
-        stubs[i]->Heartbeat();
-        next += 1.0 / static_cast<double>(stubs.size());
-        if (next > Now()) {
-          std::this_thread::sleep_for(std::chrono::duration<double>(next - Now()));
-        }
-      }
-    });
+    auto heartbeats = std::make_optional<Heartbeats>(stubs);
     const auto cores = [&](auto work) {
       const double cpu = coordinator.ProcessorSeconds(), from = Now();
       work();
@@ -371,8 +589,7 @@ int Main(int argc, char** argv) {
       }
     });
     const double gang_seconds = (Now() - gang_begin) / times;
-    done = true;
-    heartbeats.join();
+    heartbeats.reset();
     std::printf(
         "{\"benchmark\":\"daemons\",\"tls\":%s,\"daemons\":%d,\"slots\":%d,\"ranks\":%d,\"times\":%"
         "d,"
@@ -384,9 +601,7 @@ int Main(int argc, char** argv) {
         fleet.prepare.Percentile(0.99), fleet.run.Percentile(0.5), fleet.run.Percentile(0.99),
         fleet.stop.Percentile(0.5), fleet.stop.Percentile(0.99), fleet.closed.load());
     std::fflush(stdout);
-    for (const auto& stub : stubs) stub->Cancel();
-    while (fleet.closed < daemons) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // reactors leave OnDone
+    CancelAll(fleet, stubs);
   }
   std::filesystem::remove_all(directory);
   return 0;
