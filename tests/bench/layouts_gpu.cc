@@ -214,7 +214,7 @@ std::string Details(const Row& row, const std::vector<EngineResult>& results) {
   }
   absl::StrAppendFormat(&text,
                         " groups take %.2f GiB, libraries %.2f GiB, all %.2f GiB (predicted %.2f); "
-                        "ready after %.1f s; loss %.4f to %.4f; GiB by rank:",
+                        "ready after %.1f s; loss %.9g to %.9g; GiB by rank:",
                         row.groups, row.libraries, row.all, row.predicted_all, row.startup,
                         results[0].losses.front(), results[0].losses.back());
   for (const EngineResult& result : results) {
