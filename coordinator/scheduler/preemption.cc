@@ -27,17 +27,16 @@ class Taken {
  public:
   explicit Taken(SlotIndex& index) : index_(index) {}
   ~Taken() {
-    for (const auto& [slot, holder] : before_) Set(slot, holder);
+    std::vector<HeldSlot> slots;
+    for (const auto& [slot, holder] : before_) slots.push_back({slot.worker, slot.device, holder});
+    index_.SetHolders(slots);
   }
   Taken(const Taken&) = delete;
   Taken& operator=(const Taken&) = delete;
 
-  void Set(const Slot& slot, const JobId& holder) {
-    index_.SetHolder(slot.worker, slot.device, holder);
-  }
   void Change(const Slot& slot, const JobId& before, const JobId& holder) {
     before_.emplace(slot, before);
-    Set(slot, holder);
+    index_.SetHolder(slot.worker, slot.device, holder);
   }
   std::vector<Slot> SlotsOf(const JobId& job) const {
     std::vector<Slot> slots;
@@ -51,14 +50,20 @@ class Taken {
   void Free(const JobId& job) {
     std::vector<Slot>& slots = of_[job];
     slots = SlotsOf(job);
-    for (const Slot& slot : slots) Change(slot, job, JobId());
+    for (const Slot& slot : slots) before_.emplace(slot, job);
+    SetAll(slots, JobId());
   }
   // Undoes Free.
-  void Return(const JobId& job) {
-    for (const Slot& slot : of_[job]) Set(slot, job);
-  }
+  void Return(const JobId& job) { SetAll(of_[job], job); }
 
  private:
+  void SetAll(const std::vector<Slot>& slots, const JobId& holder) {
+    std::vector<HeldSlot> changes;
+    changes.reserve(slots.size());
+    for (const Slot& slot : slots) changes.push_back({slot.worker, slot.device, holder});
+    index_.SetHolders(changes);
+  }
+
   SlotIndex& index_;
   std::map<Slot, JobId> before_;
   std::map<JobId, std::vector<Slot>> of_;

@@ -45,22 +45,20 @@ struct Attempted {
   explicit Attempted(SlotIndex& slots) : index(slots), trial(slots) {}
   ~Attempted() {
     trial.Rollback();  // what it took may have been given away before
-    for (auto change = given.rbegin(); change != given.rend(); ++change) {
-      index.SetHolder(change->first.worker, change->first.device, change->second);
-    }
+    index.SetHoldersBack(given);
   }
   Attempted(const Attempted&) = delete;
   Attempted& operator=(const Attempted&) = delete;
 
   // Gives a slot that is free or kept for a job that waits to another one; empty: to none.
   void Give(const Slot& slot, const JobId& before, const JobId& holder) {
-    given.emplace_back(slot, before);
+    given.push_back({slot.worker, slot.device, before});
     index.SetHolder(slot.worker, slot.device, holder);
   }
 
   SlotIndex& index;
   SlotIndex::Trial trial;
-  std::vector<std::pair<Slot, JobId>> given;  // with who held it before
+  std::vector<HeldSlot> given;  // with who held it before
 };
 
 // The slots that a job holds.
@@ -329,7 +327,9 @@ class Planner {
     trial_.Release(job.id);
     auto placements = PlaceGang(trial_, job);
     if (!placements.has_value()) {
-      for (const Slot& slot : own) attempted_.index.SetHolder(slot.worker, slot.device, job.id);
+      std::vector<HeldSlot> back;
+      for (const Slot& slot : own) back.push_back({slot.worker, slot.device, job.id});
+      attempted_.index.SetHolders(back);
     }
     return placements;
   }
@@ -477,14 +477,16 @@ class Planner {
     }
     if (level == held_until_) return;
     held_until_ = level;
+    std::vector<HeldSlot> changes;
     for (const auto& [slot, at] : reserved_) {
       const SlotView* view = FindSlot(index_, slot);
       if (view == nullptr) continue;
       const bool hold = at <= level;
       if (hold ? view->held() : view->held_by != Reserved()) continue;
-      attempted_.index.SetHolder(slot.worker, slot.device, hold ? Reserved() : JobId());
+      changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
       reserved_held_ += hold ? 1 : -1;
     }
+    attempted_.index.SetHolders(changes);
   }
 
   // Places the job where it delays none of the jobs with a reservation. `passes_over`: it fits, but

@@ -160,6 +160,106 @@ void SlotIndex::Update(const WorkerId& id, Change change) {
   Count(found->second, home, 1);
 }
 
+void SlotIndex::MoveFree(const WorkerView& worker, int domain, v1::DeviceKind of, int before,
+                         int now) {
+  // The node of the tree goes along, so that nothing is allocated.
+  const auto move = [&](std::map<int, std::set<WorkerId>>& workers_by) {
+    std::set<WorkerId>::node_type node;
+    if (before > 0) {
+      const auto from = workers_by.find(before);
+      node = from->second.extract(worker.id);
+      if (from->second.empty()) workers_by.erase(from);
+    }
+    if (now == 0) return;
+    node.empty() ? void(workers_by[now].insert(worker.id))
+                 : void(workers_by[now].insert(std::move(node)));
+  };
+  Kind& kind = kinds_.find(of)->second;
+  kind.free += now - before;
+  move(kind.workers_by_free);
+  for (int at = domain; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+    Domain::Slots& slots = domains_[static_cast<size_t>(at)].slots.find(of)->second;
+    if (before > 0) {
+      const auto from = slots.workers_by_free.find(before);
+      if (--from->second == 0) slots.workers_by_free.erase(from);
+    }
+    if (now > 0) ++slots.workers_by_free[now];
+    if (at == domain) move(slots.direct);
+  }
+}
+
+void SlotIndex::Hold(WorkerView& worker, SlotView& slot, const JobId& job) {
+  if (slot.held_by == job) return;
+  const auto holds = [&worker](const JobId& holder) {
+    return std::any_of(worker.slots.begin(), worker.slots.end(),
+                       [&holder](const SlotView& other) { return other.held_by == holder; });
+  };
+  if (!job.value().empty() && !holds(job)) workers_of_[job].insert(worker.id);
+  const JobId before = std::exchange(slot.held_by, job);
+  if (!before.value().empty() && !holds(before)) {
+    const auto of = workers_of_.find(before);
+    of->second.erase(worker.id);
+    if (of->second.empty()) workers_of_.erase(of);
+  }
+  if (!worker.ready) return;
+  Kind& kind = kinds_.find(slot.kind)->second;
+  if (!before.value().empty()) {
+    const auto held = kind.held.find(before);
+    if (--held->second == 0) kind.held.erase(held);
+  }
+  if (!job.value().empty()) ++kind.held[job];
+  if (!slot.reserved.empty() && slot.usable && before.value().empty() != job.value().empty()) {
+    kind.reserved += job.value().empty() ? 1 : -1;
+  }
+}
+
+template <typename Change>
+void SlotIndex::Reassign(const WorkerId& id, Change change) {
+  const auto found = workers_.find(id);
+  if (found == workers_.end()) return;
+  WorkerView& worker = found->second;
+  using ByKind = std::array<int, v1::DeviceKind_ARRAYSIZE>;
+  const auto free = [&worker] {
+    ByKind slots = {};
+    for (const SlotView& slot : worker.slots) {
+      if (worker.ready && slot.free()) ++slots[static_cast<size_t>(slot.kind)];
+    }
+    return slots;
+  };
+  const ByKind before = free();
+  change(worker);
+  const ByKind now = free();
+  for (size_t kind = 0; kind < now.size(); ++kind) {
+    if (now[kind] == before[kind]) continue;
+    MoveFree(worker, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), before[kind],
+             now[kind]);
+  }
+}
+
+template <typename Iterator>
+void SlotIndex::SetEach(Iterator begin, Iterator end) {
+  while (begin != end) {
+    const WorkerId& id = begin->worker;
+    Iterator next = begin;
+    while (next != end && next->worker == id) ++next;
+    Reassign(id, [&](WorkerView& worker) {
+      for (Iterator at = begin; at != next; ++at) {
+        for (SlotView& slot : worker.slots) {
+          if (slot.device == at->device) Hold(worker, slot, at->holder);
+        }
+      }
+    });
+    begin = next;
+  }
+}
+
+void SlotIndex::SetHolders(const std::vector<HeldSlot>& slots) {
+  SetEach(slots.begin(), slots.end());
+}
+void SlotIndex::SetHoldersBack(const std::vector<HeldSlot>& slots) {
+  SetEach(slots.rbegin(), slots.rend());
+}
+
 void SlotIndex::Put(WorkerView worker) {
   Remove(worker.id);
   const int home = Enter(worker);
@@ -185,9 +285,9 @@ const WorkerView* SlotIndex::Find(const WorkerId& id) const {
 }
 
 void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const JobId& job) {
-  Update(id, [&](WorkerView& worker) {
+  Reassign(id, [&](WorkerView& worker) {
     for (SlotView& slot : worker.slots) {
-      if (slot.device == device) slot.held_by = job;
+      if (slot.device == device) Hold(worker, slot, job);
     }
   });
 }
@@ -207,7 +307,7 @@ const std::set<WorkerId>& SlotIndex::WorkersOf(const JobId& job) const {
 std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKind kind, int count,
                                                 const JobId& job, int group) {
   std::vector<std::string> devices;
-  index_.Update(id, [&](WorkerView& worker) {
+  index_.Reassign(id, [&](WorkerView& worker) {
     const auto fits = [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; };
     std::map<int, int> linked;  // free slots by group of linked devices
     for (const SlotView& slot : worker.slots) {
@@ -228,14 +328,14 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKi
       for (SlotView& slot : worker.slots) {
         if (left == 0) break;
         if (!fits(slot) || slot.link_group != best->first) continue;
-        slot.held_by = job;
+        index_.Hold(worker, slot, job);
         devices.push_back(slot.device);
         --left;
       }
       if (best->second == 0) linked.erase(best);
     }
   });
-  for (const std::string& device : devices) before_.emplace_back(id, device, JobId());
+  for (const std::string& device : devices) before_.push_back({id, device, JobId()});
   return devices;
 }
 
@@ -269,21 +369,18 @@ void SlotIndex::Trial::Close() {
 void SlotIndex::Trial::Release(const JobId& job) {
   const std::set<WorkerId> workers = index_.WorkersOf(job);
   for (const WorkerId& id : workers) {
-    index_.Update(id, [&](WorkerView& worker) {
+    index_.Reassign(id, [&](WorkerView& worker) {
       for (SlotView& slot : worker.slots) {
         if (slot.held_by != job) continue;
-        slot.held_by = JobId();
-        before_.emplace_back(id, slot.device, job);
+        before_.push_back({id, slot.device, job});
+        index_.Hold(worker, slot, JobId());
       }
     });
   }
 }
 
 void SlotIndex::Trial::Rollback() {
-  for (auto change = before_.rbegin(); change != before_.rend(); ++change) {
-    const auto& [worker, device, holder] = *change;
-    index_.SetHolder(worker, device, holder);
-  }
+  index_.SetHoldersBack(before_);
   before_.clear();
 }
 

@@ -7,7 +7,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "base/ids.h"
@@ -39,6 +38,13 @@ struct WorkerView {
   DomainPath path = {};
 
   friend bool operator==(const WorkerView&, const WorkerView&) = default;
+};
+
+// A slot and who holds it; empty: nobody.
+struct HeldSlot {
+  WorkerId worker;
+  std::string device;
+  JobId holder;
 };
 
 // Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers).
@@ -89,6 +95,10 @@ class SlotIndex {
   // Marks a slot as held by this job; with an empty id, by none. Does nothing when the worker or
   // the device is unknown.
   void SetHolder(const WorkerId& id, const std::string& device, const JobId& job);
+  // The same for many slots, in this order. Costs less where slots of a worker follow each other.
+  void SetHolders(const std::vector<HeldSlot>& slots);
+  // The same, the last first: undoes what was recorded in the order in which it was done.
+  void SetHoldersBack(const std::vector<HeldSlot>& slots);
 
   bool empty() const { return workers_.empty(); }
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
@@ -125,7 +135,7 @@ class SlotIndex {
 
    private:
     SlotIndex& index_;
-    std::vector<std::tuple<WorkerId, std::string, JobId>> before_;  // who held what was changed
+    std::vector<HeldSlot> before_;  // who held what was changed
     struct Opened {
       WorkerId worker;
       std::string device;
@@ -148,8 +158,17 @@ class SlotIndex {
   void Count(const WorkerView& worker, int domain, int sign);
   void CountInDomains(const WorkerView& worker, int domain, v1::DeviceKind kind, int total,
                       int free, int sign);
+  // Of a worker that may change in any way.
   template <typename Change>
   void Update(const WorkerId& id, Change change);
+  // Of a worker whose slots change their holders, through Hold alone: what stays as it is is not
+  // counted again.
+  template <typename Change>
+  void Reassign(const WorkerId& id, Change change);
+  void Hold(WorkerView& worker, SlotView& slot, const JobId& job);
+  void MoveFree(const WorkerView& worker, int domain, v1::DeviceKind kind, int before, int now);
+  template <typename Iterator>
+  void SetEach(Iterator begin, Iterator end);
   static std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> Numbers() {
     std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> out;
     out[v1::TOPOLOGY_LEVEL_CLUSTER].emplace(DomainPath(), kCluster);
