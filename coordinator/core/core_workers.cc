@@ -553,6 +553,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   v1::DesiredAttempt out;
   out.set_job_id(job.fixed.id());
   out.set_job_name(job.name());
+  out.set_owner(job.fixed.owner());
   out.set_epoch(job.epoch().value());
   out.set_stop_grace_ms(absl::ToInt64Milliseconds(StopGraceOf(job)));
   out.set_phase(PropertiesOf(job.state.attempt_state()).asked);

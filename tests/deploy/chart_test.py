@@ -60,6 +60,9 @@ MATRIX = {
         "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
     "tls": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls", "revocations": True,
                     "accessConfigMap": "access"}},
+    "secrets of jobs": {"workerDefaults": {"secrets": {"secretName": "storage-keys"}, "allowPaths": ["/checkpoints", "/data/x"]},
+                        "workers": {"cpu": {}, "research": {"secrets": {"secretName": "research-keys", "items": [
+                            {"key": "hf-token", "path": "research/hf-token"}]}, "allowPaths": []}}},
     "claim of the user": {"coordinator": {"storage": {"existingClaim": "old"}}},
 }
 # Objects of the Prometheus operator have no schema here: their required parts.
@@ -193,6 +196,27 @@ class Chart(unittest.TestCase):
                 mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
                 self.assertEqual(mounted.get("tls"), "/etc/muster/tls" if secure else None)
 
+    def test_secrets_of_jobs_are_mounted_for_the_group_of_the_pod_and_paths_passed_on(self):
+        found = {}
+        for item, template in pod_templates(chart.render(MATRIX["secrets of jobs"])):
+            spec = template["spec"]
+            container = spec["containers"][0]
+            volume = next((v["secret"] for v in spec.get("volumes", []) if v["name"] == "secrets"), None)
+            found[item["metadata"]["name"]] = volume
+            flags = [argument for argument in container.get("args", []) if argument.startswith(("--secrets", "--allow-path"))]
+            mounts = [m for m in container.get("volumeMounts", []) if m["name"] == "secrets"]
+            if volume is None:
+                self.assertEqual((flags, mounts), ([], []))
+                continue
+            self.assertEqual(mounts, [{"name": "secrets", "mountPath": "/etc/muster/secrets", "readOnly": True}])
+            # The daemon refuses a file that all may read.
+            self.assertEqual(volume["defaultMode"], 0o440)
+            self.assertEqual(flags, ["--secrets=/etc/muster/secrets"] + (
+                [] if "research" in item["metadata"]["name"] else ["--allow-path=/checkpoints", "--allow-path=/data/x"]))
+        self.assertEqual(found["muster-worker-cpu"]["secretName"], "storage-keys")
+        self.assertEqual(found["muster-worker-research"]["items"], [{"key": "hf-token", "path": "research/hf-token"}])
+        self.assertIsNone(found["muster-coordinator"])
+
     def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
         workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")
         spec = workload["spec"]["template"]["spec"]
@@ -222,6 +246,9 @@ class Chart(unittest.TestCase):
                               ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),
                               ({"workers": {"cpu": {"rankPorts": "any; rm"}}}, "rankPorts"),
                               ({"image": {"tag": "$(id)"}}, "tag"), ({"workers": {"cpu": {"replicas": "2"}}}, "replicas"),
+                              ({"workers": {"cpu": {"allowPaths": ["/a b"]}}}, "allowPaths"),
+                              ({"workers": {"cpu": {"secrets": {"secretName": "s", "items": [
+                                  {"key": "k", "path": "../k"}]}}}}, "path"),
                               ({"workers": {"cpu": {"slots": 0}}}, "slots and gpus"),
                               ({"workers": {"cpu": {"kind": "DaemonSet", "state": {"type": "claim"}}}}, "state.type")):
             with self.assertRaises(helm_python.HelmError) as caught:

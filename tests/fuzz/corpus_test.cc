@@ -88,6 +88,7 @@ TEST(FuzzCorpus, SentencePieceModel_IsRefusedOrEncodes) {
 TEST(FuzzCorpus, TopologyFile_IsRefusedOrHoldsGangs) { RunAll("topology_file", TopologyFile); }
 
 TEST(FuzzCorpus, CallerText_IsRefusedOrRead) { RunAll("caller_text", CallerText); }
+TEST(FuzzCorpus, WorkerText_IsRefusedOrRead) { RunAll("worker_text", WorkerText); }
 TEST(FuzzCorpus, JsonLine_IsReadAsAParserOfAllJsonReadsIt) { RunAll("json_line", JsonLine); }
 
 }  // namespace

@@ -47,6 +47,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options, con
   RETURN_IF_ERROR(CheckOptions(options));
   ASSIGN_OR_RETURN(std::unique_ptr<StateDirectory> state,
                    StateDirectory::Open(options.state_directory));
+  if (options.user.any()) RETURN_IF_ERROR(state->OpenToUsers());
   ASSIGN_OR_RETURN(const auto records, state->ReadRecords());
   std::unique_ptr<Daemon> daemon(
       new Daemon(std::move(options), clock, metrics, std::move(log), std::move(state), probes));
@@ -86,9 +87,21 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   };
   outputs.failed = [this](const absl::Status& status) { OnWriteFailed(status); };
   outputs_ = std::make_unique<OutputQueue>(*loop_, std::move(outputs));
-  ProcessHostOptions host = {state_->attempts(),    options_.shim_binary, options_.rank_binary,
-                             options_.rank_command, options_.log,         options_.files,
-                             options_.name};
+  server_ =
+      RankServer::Make(state_->attempts(), [this](DaemonEvent event) { Post(std::move(event)); });
+  ProcessHostOptions host;
+  host.attempts_directory = state_->attempts();
+  host.shim_binary = options_.shim_binary;
+  host.rank_binary = options_.rank_binary;
+  host.command = options_.rank_command;
+  host.log = options_.log;
+  host.files = options_.files;
+  host.user = options_.user;
+  host.users_directory = state_->users();
+  host.serve_user = [this](uid_t uid, gid_t gid) {
+    return server_->ListenForUser(state_->users(), uid, gid);
+  };
+  host.worker = options_.name;
   if (gpu_memory_ != nullptr) {
     host.device_bytes = [this](const std::string& device) {
       return gpu_memory_->UsedBytes(device);
@@ -110,8 +123,7 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
       loop_->Post([this, error = std::move(error)] { OnGpuError(error); });
     });
   }
-  ASSIGN_OR_RETURN(
-      server_, RankServer::Start(socket(), [this](DaemonEvent event) { Post(std::move(event)); }));
+  RETURN_IF_ERROR(server_->Listen(socket()));
   SessionEvents events;
   events.up = [this](SessionId session, const WorkerAddress& own) {
     metrics_.GetCounter(kDials).Increment();
@@ -151,9 +163,9 @@ Daemon::~Daemon() {
   if (loop_ != nullptr) loop_->Stop();
   outputs_.reset();
   session_.reset();
-  server_.reset();
   gpu_watch_.reset();
-  host_.reset();
+  host_.reset();  // uses the server
+  server_.reset();
   gpu_memory_.reset();
 }
 

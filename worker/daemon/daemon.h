@@ -41,7 +41,7 @@ namespace muster::worker {
 class Daemon {
  public:
   // `probes`, when there are some, outlive the daemon, whose start and sessions they are told.
-  // kInvalidArgument, or what StateDirectory::Open and RankServer::Start return; kDataLoss for
+  // kInvalidArgument, or what StateDirectory::Open and RankServer::Listen return; kDataLoss for
   // records that cannot be read.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(DaemonOptions options, const Clock& clock,
                                                        metrics::Registry& metrics,
@@ -112,8 +112,8 @@ class Daemon {
   std::unique_ptr<GpuWatch> gpu_watch_;
   std::unique_ptr<GpuMemory> gpu_memory_;  // used on the host's thread
   std::unique_ptr<GpuSampler> gpu_sampler_;
-  std::unique_ptr<ProcessHost> host_;
   std::unique_ptr<RankServer> server_;
+  std::unique_ptr<ProcessHost> host_;  // uses server_
   std::unique_ptr<SessionClient> session_;
 };
 

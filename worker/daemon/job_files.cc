@@ -165,6 +165,10 @@ absl::StatusOr<std::string> AllowedPath(const JobFilePolicy& policy, const std::
 
 absl::Status CheckJobFiles(const JobFilePolicy& policy, const v1::JobSpec& spec) {
   RETURN_IF_ERROR(ReadSecrets(policy, spec).status());
+  return CheckJobPaths(policy, spec);
+}
+
+absl::Status CheckJobPaths(const JobFilePolicy& policy, const v1::JobSpec& spec) {
   if (policy.allowed_paths.empty()) return absl::OkStatus();
   const std::string& working = spec.working_directory();
   if (!working.empty()) {

@@ -32,7 +32,9 @@ absl::StatusOr<std::map<std::string, std::string>> ReadSecrets(const JobFilePoli
 // absolute, or a link in it leads nowhere.
 absl::StatusOr<std::string> AllowedPath(const JobFilePolicy& policy, const std::string& path);
 
-// Whether this machine gives `spec` all it refers to; the errors of both functions above.
+// Whether the paths of `spec` are allowed; the errors of the function above, with the field.
+absl::Status CheckJobPaths(const JobFilePolicy& policy, const v1::JobSpec& spec);
+// Whether this machine gives `spec` all it refers to; the errors of all functions above.
 absl::Status CheckJobFiles(const JobFilePolicy& policy, const v1::JobSpec& spec);
 
 }  // namespace muster::worker

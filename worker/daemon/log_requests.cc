@@ -74,7 +74,7 @@ v1::CollectivesReply LogRequests::Answer(const v1::CollectivesRequest& request) 
   v1::CollectivesReply reply;
   reply.set_request(request.request());
   absl::StatusOr<v1::CollectiveRecord> record =
-      ReadCollectives(RunDirectory(key) + CollectivesFile(request.number()));
+      ReadCollectives(RankFiles(RunDirectory(key)), CollectivesFile(request.number()));
   if (record.ok()) {
     *reply.mutable_record() = *std::move(record);
     return reply;
@@ -85,17 +85,12 @@ v1::CollectivesReply LogRequests::Answer(const v1::CollectivesRequest& request) 
   return why.ok() ? reply : Refused(std::move(reply), "collectives", key, worker_, why);
 }
 
-absl::StatusOr<v1::CollectiveRecord> LogRequests::ReadCollectives(const std::string& path) const {
-  if (!files_->Exists(path)) return absl::NotFoundError(absl::StrCat("there is no ", path));
-  ASSIGN_OR_RETURN(const int64_t size, files_->Size(path));
-  if (size > kCollectivesBytesMax) {
-    return absl::ResourceExhaustedError(absl::StrCat(path, " has ", size, " bytes, at most ",
-                                                     kCollectivesBytesMax, " are possible"));
-  }
-  ASSIGN_OR_RETURN(const std::string bytes, files_->Read(path));
+absl::StatusOr<v1::CollectiveRecord> LogRequests::ReadCollectives(const RankFiles& files,
+                                                                  const std::string& name) const {
+  ASSIGN_OR_RETURN(const std::string bytes, files.Read(name, kCollectivesBytesMax));
   v1::CollectiveRecord record;
   if (!record.ParseFromString(bytes)) {
-    return absl::DataLossError(absl::StrCat(path, " is no record of collectives"));
+    return absl::DataLossError(absl::StrCat(name.substr(1), " is no record of collectives"));
   }
   return record;
 }
@@ -111,13 +106,14 @@ v1::ProfileReply LogRequests::Answer(const v1::ProfileRequest& request) const {
   };
   // Asked before looking for the trace, so that one left just before the exit is found.
   const bool exited = ReadShimExit(run_directory).has_value();
-  const std::string trace = run_directory + ProfileTraceFile(first_step, steps);
-  if (files_->Exists(trace)) {
-    const absl::StatusOr<int64_t> size = files_->Size(trace);
+  const std::string trace = ProfileTraceFile(first_step, steps);
+  const RankFiles files(run_directory);
+  const absl::StatusOr<int64_t> size = files.Size(trace);
+  if (!absl::IsNotFound(size.status())) {
     if (!size.ok()) return refuse(size.status());
     const int64_t offset = std::clamp<int64_t>(request.offset(), 0, *size);
     const int64_t length = std::min(*size - offset, LengthOf(request.length_max()));
-    absl::StatusOr<std::string> data = files_->ReadRange(trace, offset, length);
+    absl::StatusOr<std::string> data = files.ReadRange(trace, offset, length);
     if (!data.ok()) return refuse(data.status());
     reply.set_recorded(true);
     reply.set_offset(offset);
@@ -125,23 +121,22 @@ v1::ProfileReply LogRequests::Answer(const v1::ProfileRequest& request) const {
     *reply.mutable_data() = *std::move(data);
     return reply;
   }
-  const auto why = files_->Read(run_directory + ProfileFailureFile(first_step, steps));
+  const auto why = files.Read(ProfileFailureFile(first_step, steps), kReportBytesMax);
   if (why.ok()) return refuse(absl::FailedPreconditionError(*why));
   if (exited || !core_.Holds(key.attempt)) {
     return refuse(
         absl::FailedPreconditionError("the rank has ended without recording these steps"));
   }
-  const absl::Status asked = AskForProfile(request.steps(), run_directory);
+  const absl::Status asked = AskForProfile(request.steps(), files);
   return asked.ok() ? reply : refuse(asked);
 }
 
 absl::Status LogRequests::AskForProfile(const v1::ProfileSteps& steps,
-                                        const std::string& run_directory) const {
+                                        const RankFiles& files) const {
   const std::string wanted = steps.SerializeAsString();
-  const std::string path = run_directory + kProfileRequestFile;
-  const absl::StatusOr<std::string> asked = files_->Read(path);
+  const absl::StatusOr<std::string> asked = files.Read(kProfileRequestFile, kReportBytesMax);
   if (asked.ok() && *asked == wanted) return absl::OkStatus();
-  return files_->WriteAtomically(path, wanted);
+  return files.Write(kProfileRequestFile, wanted);
 }
 
 std::string LogRequests::RunDirectory(const RankKey& key) const {

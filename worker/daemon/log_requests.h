@@ -3,14 +3,13 @@
 #ifndef MUSTER_WORKER_DAEMON_LOG_REQUESTS_H_
 #define MUSTER_WORKER_DAEMON_LOG_REQUESTS_H_
 
-#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/file_system.h"
 #include "muster/v1/session.pb.h"
 #include "worker/daemon/core/daemon_core.h"
+#include "worker/daemon/rank_files.h"
 
 namespace muster::worker {
 
@@ -30,15 +29,15 @@ class LogRequests {
   v1::ProfileReply Answer(const v1::ProfileRequest& request) const;
 
  private:
-  absl::StatusOr<v1::CollectiveRecord> ReadCollectives(const std::string& path) const;
+  absl::StatusOr<v1::CollectiveRecord> ReadCollectives(const RankFiles& files,
+                                                       const std::string& name) const;
   // Asks the rank for the trace by a file in its run directory (worker/rank/profiler.h).
-  absl::Status AskForProfile(const v1::ProfileSteps& steps, const std::string& run_directory) const;
+  absl::Status AskForProfile(const v1::ProfileSteps& steps, const RankFiles& files) const;
   std::string RunDirectory(const RankKey& key) const;
 
   const std::string attempts_directory_;
   const std::string worker_;
   DaemonCore& core_;
-  const std::unique_ptr<FileSystem> files_ = PosixFileSystem();
 };
 
 }  // namespace muster::worker

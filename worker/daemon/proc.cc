@@ -37,12 +37,27 @@ bool HasEnded(const UniqueFd& pidfd) {
   return ::poll(&wait, 1, 0) > 0;
 }
 
-std::vector<pid_t> FindProcesses(pid_t session, const std::string& name, const std::string& value) {
+// Not the owner of /proc/PID, which is root for a process that keeps others from looking at it.
+std::optional<uid_t> UserOf(pid_t pid) {
+  const std::string status = ReadKernelFile(absl::StrCat("/proc/", pid, "/status"));
+  for (absl::string_view line : absl::StrSplit(status, '\n')) {
+    if (!absl::ConsumePrefix(&line, "Uid:")) continue;
+    const std::vector<std::string> ids =
+        absl::StrSplit(line, absl::ByAnyChar("\t "), absl::SkipEmpty());
+    uid_t user = 0;
+    if (!ids.empty() && absl::SimpleAtoi(ids[0], &user)) return user;
+  }
+  return std::nullopt;
+}
+
+std::vector<pid_t> FindProcesses(pid_t session, const std::string& name, const std::string& value,
+                                 std::optional<uid_t> user) {
   const std::string entry = absl::StrCat(name, "=", value);
   std::vector<pid_t> found;
   for (const pid_t pid : AllProcesses()) {
     const std::optional<ProcessStat> stat = ReadProcessStat(pid);
     if (!stat.has_value() || stat->state == 'Z' || stat->state == 'X') continue;
+    if (user.has_value() && UserOf(pid) != user) continue;
     if ((session > 0 && stat->session == session) ||
         absl::c_linear_search(EnvironmentOf(pid), entry)) {
       found.push_back(pid);

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,11 @@ bool HasEnded(const UniqueFd& pidfd);
 
 // Running processes whose session is `session` (when > 0) or whose environment has NAME=`value`. A
 // process may leave the session, but a child inherits at least the environment.
-std::vector<pid_t> FindProcesses(pid_t session, const std::string& name, const std::string& value);
+// `user`: of this user alone.
+std::vector<pid_t> FindProcesses(pid_t session, const std::string& name, const std::string& value,
+                                 std::optional<uid_t> user = std::nullopt);
+// As whom the process runs; no value when it has ended.
+std::optional<uid_t> UserOf(pid_t pid);
 
 // How many processes of this process's cgroup the kernel's out-of-memory killer has killed; 0 when
 // that is not known.

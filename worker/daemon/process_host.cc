@@ -28,6 +28,7 @@
 #include "worker/daemon/event_thread.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/rank_end.h"
+#include "worker/daemon/rank_files.h"
 #include "worker/daemon/run_files.h"
 #include "worker/daemon/shim.h"
 #include "worker/daemon/sockets.h"
@@ -114,6 +115,7 @@ class Host : public ProcessHost {
   }
 
   void Prepare(const PrepareAttempt& action);
+  absl::Status PrepareRank(const v1::RankAssignment& rank, v1::Cause& cause);
   void StartOne(const StartRank& action);
   absl::Status Launch(const StartRank& action);
   void WatchShim(pid_t pid);
@@ -126,10 +128,13 @@ class Host : public ProcessHost {
   void LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look);
   void Release(const RankKey& key, absl::Duration retry, absl::Duration waited);
   // Kills the processes that hold a socket of the rank; true when there is none.
-  bool SocketsClosed(const v1::HeldByRank& held);
+  // `user`: of the rank, where it is not the daemon's.
+  bool SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user);
   // True when the memory of the rank's device is back, or will not come back.
   bool DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited);
   void PruneNow(const std::set<std::string>& held);
+  // An attempt's directory, with what its ranks' accounts have of it.
+  absl::Status Remove(const std::string& attempt);
 
   const ProcessHostOptions options_;
   const std::shared_ptr<Logger> log_;
@@ -145,33 +150,50 @@ class Host : public ProcessHost {
 void Host::Prepare(const PrepareAttempt& action) {
   AttemptPrepared answer{action.attempt, absl::OkStatus()};
   for (const v1::RankAssignment& rank : action.ranks) {
-    const std::string& working = rank.spec().working_directory();
-    struct stat info = {};
-    if (!working.empty() && (::stat(working.c_str(), &info) != 0 || !S_ISDIR(info.st_mode))) {
-      answer.status = absl::NotFoundError(absl::StrCat(
-          "working_directory ", working, " is not a directory on worker ", options_.worker));
-      answer.cause = v1::CAUSE_USER_ERROR;
-      break;
-    }
-    if (const absl::Status files = CheckJobFiles(options_.files, rank.spec()); !files.ok()) {
-      answer.status = Annotate(files, absl::StrCat("worker ", options_.worker));
-      answer.cause = v1::CAUSE_USER_ERROR;
-      break;
-    }
-    if (!options_.command && !RunsCommand(rank) &&
-        ::access(options_.rank_binary.c_str(), X_OK) != 0) {
-      answer.status = absl::NotFoundError(absl::StrCat(
-          "worker ", options_.worker, " has no rank program at ", options_.rank_binary));
-      answer.cause = v1::CAUSE_LAUNCH;
-      break;
-    }
-    answer.status = PosixFileSystem()->MakeDirectory(rank.run_directory());
-    if (!answer.status.ok()) {
-      answer.cause = v1::CAUSE_STORAGE;
-      break;
-    }
+    answer.status = PrepareRank(rank, answer.cause);
+    if (!answer.status.ok()) break;
   }
   post_(std::move(answer));
+}
+
+absl::Status Host::PrepareRank(const v1::RankAssignment& rank, v1::Cause& cause) {
+  const std::string on_worker = absl::StrCat("worker ", options_.worker);
+  cause = v1::CAUSE_USER_ERROR;
+  const absl::StatusOr<std::optional<Account>> account = AccountOf(options_.user, rank.owner());
+  if (!account.ok()) return Annotate(account.status(), on_worker);
+  if (const auto secrets = ReadSecrets(options_.files, rank.spec()); !secrets.ok()) {
+    return Annotate(secrets.status(), on_worker);
+  }
+  {
+    // What the daemon may see beyond the account is not told.
+    const ActAs as(*account);
+    const std::string& working = rank.spec().working_directory();
+    struct stat info = {};
+    if (!working.empty() &&
+        (::stat(working.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+         (account->has_value() && ::faccessat(AT_FDCWD, working.c_str(), X_OK, AT_EACCESS) != 0))) {
+      return absl::NotFoundError(absl::StrCat(
+          "working_directory ", working, " is not a directory on ", on_worker,
+          account->has_value() ? absl::StrCat(" that user ", (*account)->name, " can enter") : ""));
+    }
+    if (const absl::Status paths = CheckJobPaths(options_.files, rank.spec()); !paths.ok()) {
+      return Annotate(paths, on_worker);
+    }
+    cause = v1::CAUSE_LAUNCH;
+    if (!options_.command && !RunsCommand(rank) &&
+        ::faccessat(AT_FDCWD, options_.rank_binary.c_str(), X_OK, AT_EACCESS) != 0) {
+      return absl::NotFoundError(absl::StrCat(
+          on_worker, " has no rank program at ", options_.rank_binary,
+          account->has_value() ? absl::StrCat(" that user ", (*account)->name, " may run") : ""));
+    }
+  }
+  cause = v1::CAUSE_STORAGE;
+  RETURN_IF_ERROR(PosixFileSystem()->MakeDirectory(rank.run_directory()));
+  if (!account->has_value()) return absl::OkStatus();
+  cause = v1::CAUSE_LAUNCH;
+  return Annotate(MakeRankDirectory(rank.run_directory(), options_.users_directory,
+                                    RunDirectoryName({KeyOf(rank), rank.rank()}), **account),
+                  on_worker);
 }
 
 void Host::StartOne(const StartRank& action) {
@@ -188,8 +210,26 @@ absl::Status Host::Launch(const StartRank& action) {
   const std::string run_directory = RunDirectory(action.rank);
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   RETURN_IF_ERROR(files->MakeDirectory(run_directory));
-  const std::string assignment_path = run_directory + kAssignmentFile;
-  RETURN_IF_ERROR(files->WriteAtomically(assignment_path, action.assignment.SerializeAsString()));
+  v1::RankAssignment assignment = action.assignment;
+  std::string assignment_path = run_directory + kAssignmentFile;
+  RETURN_IF_ERROR(files->WriteAtomically(assignment_path, assignment.SerializeAsString()));
+  ASSIGN_OR_RETURN(const std::optional<Account> account,
+                   AccountOf(options_.user, assignment.owner()));
+  ShimOptions shim;
+  if (account.has_value()) {
+    RETURN_IF_ERROR(MakeRankDirectory(run_directory, options_.users_directory,
+                                      RunDirectoryName(action.rank), *account));
+    const std::string own = RankDirectory(run_directory);
+    assignment.set_run_directory(own);
+    ASSIGN_OR_RETURN(*assignment.mutable_cache_directory(),
+                     MakeCacheDirectory(options_.users_directory, *account));
+    ASSIGN_OR_RETURN(*assignment.mutable_daemon_socket(),
+                     options_.serve_user(account->uid, account->gid));
+    assignment_path = own + kAssignmentFile;
+    RETURN_IF_ERROR(
+        RankFiles(run_directory).Write(kAssignmentFile, assignment.SerializeAsString()));
+    shim.user = {account->uid, account->gid, account->groups, own};
+  }
   v1::HeldByRank held;
   if (options_.device_bytes) {
     if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
@@ -197,24 +237,24 @@ absl::Status Host::Launch(const StartRank& action) {
     }
   }
   RETURN_IF_ERROR(files->WriteAtomically(run_directory + kHeldFile, held.SerializeAsString()));
-  ShimOptions shim;
   shim.run_directory = run_directory;
-  shim.working_directory = action.assignment.spec().working_directory();
+  shim.working_directory = assignment.spec().working_directory();
   if (shim.working_directory.empty()) {
-    shim.working_directory = run_directory;
+    shim.working_directory = assignment.run_directory();
   } else {
     // Where its links led when it was allowed.
+    const ActAs as(account);
     ASSIGN_OR_RETURN(shim.working_directory, AllowedPath(options_.files, shim.working_directory));
   }
   shim.log = options_.log;
   if (options_.command) {
-    shim.command = options_.command(action.assignment);
-  } else if (RunsCommand(action.assignment)) {
+    shim.command = options_.command(assignment);
+  } else if (RunsCommand(assignment)) {
     shim.command = {options_.shim_binary, "command", assignment_path};
   } else {
     shim.command = {options_.rank_binary, "--assignment", assignment_path};
   }
-  ASSIGN_OR_RETURN(const auto secrets, ReadSecrets(options_.files, action.assignment.spec()));
+  ASSIGN_OR_RETURN(const auto secrets, ReadSecrets(options_.files, assignment.spec()));
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::UnavailableError(absl::StrCat("socketpair: ", std::strerror(errno)));
@@ -223,8 +263,8 @@ absl::Status Host::Launch(const StartRank& action) {
   process = Process();
   process.handshake.Reset(sockets[0]);
   const UniqueFd theirs(sockets[1]);
-  ASSIGN_OR_RETURN(const pid_t pid,
-                   SpawnShim(options_.shim_binary, shim, theirs.get(), action.assignment, secrets));
+  ASSIGN_OR_RETURN(const pid_t pid, SpawnShim(options_.shim_binary, shim, theirs.get(), assignment,
+                                              secrets, account));
   WatchShim(pid);
   process.watch =
       thread_.Watch(process.handshake.get(), [this, key = action.rank] { ReadHandshake(key); });
@@ -280,6 +320,16 @@ void Host::Attach(const RankKey& key) {
     if (ReadShimRecord(run_directory).has_value()) return Attach(key);
     post_(RankNotStarted{key, absl::OkStatus()});
     return;
+  }
+  if (const RankFiles files(run_directory); files.uid().has_value() && options_.serve_user) {
+    // Also of a rank that an earlier daemon started: it calls this one there.
+    const auto served = options_.serve_user(*files.uid(), *files.gid());
+    if (!served.ok()) {
+      log_->Error("a rank cannot call its daemon", {{"job", key.attempt.job.value()},
+                                                    {"epoch", key.attempt.epoch.value()},
+                                                    {"rank", key.rank},
+                                                    {"status", served.status().ToString()}});
+    }
   }
   const pid_t rank_pid = static_cast<pid_t>(record->rank_pid());
   UniqueFd shim;
@@ -359,7 +409,7 @@ void Host::Signal(const RankKey& key, bool kill) {
   ::kill(-found->second.rank_pid, kill ? SIGKILL : SIGTERM);
 }
 
-bool Host::SocketsClosed(const v1::HeldByRank& held) {
+bool Host::SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user) {
   if (held.listening_ports().empty()) return true;
   const ListeningSockets open = AllListeningSockets();
   std::set<uint64_t> left;
@@ -368,10 +418,15 @@ bool Host::SocketsClosed(const v1::HeldByRank& held) {
   }
   if (left.empty()) return true;
   // Only a process that the rank has started, or was given its descriptor, can hold it.
+  // Where the rank's user is another one than the daemon's, it must not have the daemon end
+  // processes of others by handing descriptors around.
+  bool held_by_user = false;
   for (const pid_t pid : HoldersOf(left)) {
+    if (user.has_value() && UserOf(pid) != user) continue;
+    held_by_user = true;
     if (pid != ::getpid()) ::kill(pid, SIGKILL);
   }
-  return false;
+  return user.has_value() && !held_by_user;
 }
 
 bool Host::DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited) {
@@ -406,7 +461,9 @@ void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration wait
       clean = false;
     }
   }
-  for (const pid_t pid : FindProcesses(session, kRunDirectoryVariable, run_directory)) {
+  const std::optional<uid_t> user = RankFiles(run_directory).uid();
+  for (const pid_t pid :
+       FindProcesses(session, kRunDirectoryVariable, RankDirectory(run_directory), user)) {
     clean = false;
     ::kill(pid, SIGKILL);
   }
@@ -414,7 +471,7 @@ void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration wait
     const v1::HeldByRank held = ReadHeld(run_directory).value_or(v1::HeldByRank());
     // Another boot has other sockets under the same numbers.
     const bool this_boot = record.has_value() && record->boot_id() == BootId();
-    if ((!this_boot || SocketsClosed(held)) && DeviceBack(key, held, waited)) {
+    if ((!this_boot || SocketsClosed(held, user)) && DeviceBack(key, held, waited)) {
       post_(ReleaseProven{key});
       return;
     }
@@ -422,6 +479,19 @@ void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration wait
   thread_.After(retry, [this, key, retry, waited] {
     Release(key, std::min(retry * 2, kReleaseRetryMax), waited + retry);
   });
+}
+
+absl::Status Host::Remove(const std::string& attempt) {
+  const absl::StatusOr<std::vector<std::string>> ranks = PosixFileSystem()->List(attempt);
+  std::set<std::string> owned;  // of its ranks' accounts
+  for (const std::string& rank : ranks.value_or(std::vector<std::string>())) {
+    const std::string run_directory = absl::StrCat(attempt, "/", rank);
+    const std::string own = RankDirectory(run_directory);
+    if (own != run_directory) owned.insert(ParentDirectory(own));
+  }
+  // The links go last: a removal that was cut short goes on from them.
+  for (const std::string& directory : owned) RETURN_IF_ERROR(RemoveUntrustedTree(directory));
+  return PosixFileSystem()->RemoveTree(attempt);
 }
 
 void Host::PruneNow(const std::set<std::string>& held) {
@@ -438,11 +508,10 @@ void Host::PruneNow(const std::set<std::string>& held) {
   }
   std::sort(ended.begin(), ended.end());
   for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) {
-    std::error_code failed;
-    fs::remove_all(ended[i].second, failed);
-    if (failed) {
+    const absl::Status removed = Remove(ended[i].second.string());
+    if (!removed.ok()) {
       log_->Warning("cannot remove an old run directory",
-                    {{"path", ended[i].second.string()}, {"error", failed.message()}});
+                    {{"path", ended[i].second.string()}, {"error", removed.ToString()}});
     }
   }
 }

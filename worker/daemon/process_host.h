@@ -12,9 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "worker/daemon/accounts.h"
 #include "worker/daemon/core/events.h"
 #include "worker/daemon/job_files.h"
 #include "worker/daemon/log_files.h"
@@ -30,6 +32,12 @@ struct ProcessHostOptions {
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
   LogLimits log;
   JobFilePolicy files;
+  JobUserPolicy user;
+  // Where accounts of ranks have their directories: STATE/users.
+  std::string users_directory;
+  // Makes the socket of the daemon for ranks of this account, if there is none yet, and returns its
+  // path. Called on the host's thread.
+  std::function<absl::StatusOr<std::string>(uid_t uid, gid_t gid)> serve_user;
   std::string worker;  // for messages
   // The bytes in use of a device ("cuda:0"), by whomever; no value where that is not known. Called
   // on the host's thread.

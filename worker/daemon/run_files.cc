@@ -10,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
+#include "worker/daemon/core/limits.h"
+#include "worker/daemon/rank_files.h"
 
 namespace muster::worker {
 namespace {
@@ -56,7 +58,11 @@ std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory) {
   return ReadJson<v1::ShimExit>(run_directory + kShimExitFile);
 }
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory) {
-  return ReadBytes<v1::RankExitReport>(run_directory + kRankExitFile);
+  const absl::StatusOr<std::string> bytes =
+      RankFiles(run_directory).Read(kRankExitFile, kReportBytesMax);
+  v1::RankExitReport report;
+  if (!bytes.ok() || !report.ParseFromString(*bytes)) return std::nullopt;
+  return report;
 }
 std::optional<v1::RankAssignment> ReadAssignment(const std::string& run_directory) {
   return ReadBytes<v1::RankAssignment>(run_directory + kAssignmentFile);
@@ -66,19 +72,16 @@ std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory) {
 }
 
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory) {
-  const std::unique_ptr<FileSystem> files = PosixFileSystem();
-  const std::string directory = run_directory + kCommitDirectory;
-  const absl::StatusOr<std::vector<std::string>> names = files->List(directory);
+  const RankFiles files(run_directory);
   std::map<int64_t, v1::CheckpointRecord> by_step;
-  if (names.ok()) {
-    for (const std::string& name : *names) {
-      if (!absl::EndsWith(name, ".pb")) continue;
-      const absl::StatusOr<std::string> bytes = files->Read(directory + "/" + name);
-      v1::CommitRequest request;
-      if (!bytes.ok() || !request.ParseFromString(*bytes)) continue;
-      if (request.checkpoint().step() > 0) {
-        by_step[request.checkpoint().step()] = request.checkpoint();
-      }
+  for (const std::string& name : files.List(kCommitDirectory, kCommitsMax)) {
+    if (!absl::EndsWith(name, ".pb")) continue;
+    const absl::StatusOr<std::string> bytes =
+        files.Read(absl::StrCat(kCommitDirectory, "/", name), kReportBytesMax);
+    v1::CommitRequest request;
+    if (!bytes.ok() || !request.ParseFromString(*bytes)) continue;
+    if (request.checkpoint().step() > 0) {
+      by_step[request.checkpoint().step()] = request.checkpoint();
     }
   }
   std::vector<v1::CheckpointRecord> commits;

@@ -13,10 +13,12 @@
 
 namespace muster::worker {
 
-// No value when the file is missing or cannot be parsed.
+// No value when the file is missing or cannot be parsed; of what the rank has written
+// (rank_files.h), also when it is longer than any report.
 std::optional<v1::ShimRecord> ReadShimRecord(const std::string& run_directory);
 std::optional<v1::ShimExit> ReadShimExit(const std::string& run_directory);
 std::optional<v1::RankExitReport> ReadRankExitReport(const std::string& run_directory);
+// The daemon's own copy.
 std::optional<v1::RankAssignment> ReadAssignment(const std::string& run_directory);
 std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory);
 // The commit requests that the rank left, by step; those that cannot be parsed are skipped.

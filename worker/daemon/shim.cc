@@ -15,13 +15,17 @@
 #include <cstring>
 #include <optional>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/proc.h"
 #include "base/status_macros.h"
 #include "muster/v1/daemon_state.pb.h"
+#include "worker/daemon/accounts.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/run_files.h"
 
@@ -30,9 +34,25 @@ namespace {
 
 constexpr int kExitFailed = 1;
 constexpr int kExitNoDaemon = 4;
+// An argument before those of every shim, so that a daemon and a shim of different versions
+// understand each other.
+constexpr char kUserArgument[] = "--user=";
 constexpr int kKillPollMs = 10;  // between two rounds of killing descendants
 
 std::string ErrorText(int error) { return std::strerror(error); }
+
+// "UID:GID:GROUP,GROUP"; false: it is not.
+bool ParseUser(const std::string& text, ShimOptions::User& user) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &user.uid) || user.uid == 0 ||
+      !absl::SimpleAtoi(parts[1], &user.gid)) {
+    return false;
+  }
+  for (const absl::string_view group : absl::StrSplit(parts[2], ',', absl::SkipEmpty())) {
+    if (!absl::SimpleAtoi(group, &user.groups.emplace_back())) return false;
+  }
+  return true;
+}
 
 struct Pipe {
   UniqueFd read;
@@ -63,8 +83,19 @@ struct Pipe {
   ::dup2(null_fd, STDIN_FILENO);
   ::dup2(output, STDOUT_FILENO);
   ::dup2(output, STDERR_FILENO);
-  ::setenv(kRunDirectoryVariable, options.run_directory.c_str(), 1);
-  if (options.working_directory.empty() || ::chdir(options.working_directory.c_str()) == 0) {
+  const auto& user = options.user;
+  ::setenv(kRunDirectoryVariable,
+           (user.has_value() ? user->directory : options.run_directory).c_str(), 1);
+  bool ready = true;
+  if (user.has_value()) {
+    ready = BecomeAccount(user->uid, user->gid, user->groups);
+    // The kernel forgets this with a change of the user.
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != shim) ::_exit(127);
+  }
+  if (!ready) {
+    // errno says why.
+  } else if (options.working_directory.empty() || ::chdir(options.working_directory.c_str()) == 0) {
     std::vector<char*> arguments;
     for (const std::string& argument : options.command) {
       arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -124,6 +155,12 @@ bool Shim::Start() {
   Pipe exec_result;
   if (!output_.Open() || !gate.Open() || !exec_result.Open()) {
     Fail(absl::StrCat("cannot make a pipe: ", ErrorText(errno)));
+    return false;
+  }
+  // So that the rank may open /dev/stdout.
+  if (options_.user.has_value() &&
+      ::fchown(output_.write.get(), options_.user->uid, options_.user->gid) != 0) {
+    Fail(absl::StrCat("cannot give the rank its output: ", ErrorText(errno)));
     return false;
   }
   const pid_t self = ::getpid();
@@ -262,19 +299,32 @@ int Shim::Run() {
 }  // namespace
 
 std::vector<std::string> ShimArguments(const ShimOptions& options) {
-  std::vector<std::string> arguments = {
-      "shim",
-      options.run_directory,
-      options.working_directory,
-      absl::StrCat(options.log.bytes_max),
-      absl::StrCat(options.log.files_max),
-  };
+  std::vector<std::string> arguments = {"shim"};
+  if (options.user.has_value()) {
+    arguments.push_back(absl::StrCat(kUserArgument, options.user->uid, ":", options.user->gid, ":",
+                                     absl::StrJoin(options.user->groups, ",")));
+    arguments.push_back(options.user->directory);
+  }
+  for (const std::string& argument :
+       {options.run_directory, options.working_directory, absl::StrCat(options.log.bytes_max),
+        absl::StrCat(options.log.files_max)}) {
+    arguments.push_back(argument);
+  }
   arguments.insert(arguments.end(), options.command.begin(), options.command.end());
   return arguments;
 }
 
-ShimOptions ParseShimArguments(const std::vector<std::string>& arguments) {
+ShimOptions ParseShimArguments(const std::vector<std::string>& given) {
   ShimOptions options;
+  std::vector<std::string> arguments = given;
+  if (arguments.size() > 2 && absl::StartsWith(arguments[1], kUserArgument)) {
+    options.user.emplace();
+    if (!ParseUser(arguments[1].substr(sizeof(kUserArgument) - 1), *options.user)) {
+      return ShimOptions();
+    }
+    options.user->directory = arguments[2];
+    arguments.erase(arguments.begin() + 1, arguments.begin() + 3);
+  }
   if (arguments.size() < 6 || !absl::SimpleAtoi(arguments[3], &options.log.bytes_max) ||
       !absl::SimpleAtoi(arguments[4], &options.log.files_max)) {
     return options;

@@ -11,10 +11,15 @@
 // 3. It copies the rank's stdout and stderr to RUN_DIR/log (log_files.h).
 // 4. When the rank has ended it writes RUN_DIR/exit.json, kills every descendant (as a subreaper it
 //    inherits orphans, also those that made their own session), and ends when none is left.
+// Where the rank runs as another account, the shim still is the daemon's user: what it writes is
+// out of the rank's reach.
 // If the shim itself is killed, the kernel kills the rank (PR_SET_PDEATHSIG).
 #ifndef MUSTER_WORKER_DAEMON_SHIM_H_
 #define MUSTER_WORKER_DAEMON_SHIM_H_
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +41,15 @@ struct ShimOptions {
   std::string run_directory;
   std::string working_directory;
   LogLimits log;
+  // As which account the rank runs, and where its own files are (rank_files.h); absent: as the
+  // shim's user, in run_directory.
+  struct User {
+    uid_t uid = 0;
+    gid_t gid = 0;
+    std::vector<gid_t> groups;
+    std::string directory;
+  };
+  std::optional<User> user;
   std::vector<std::string> command;  // absolute program path, then its arguments
 };
 // Writes the options as arguments of `muster-worker`, and reads them back. An empty command: the

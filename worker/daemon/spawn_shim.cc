@@ -10,15 +10,25 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
 
+// What another account has no use for: where the daemon's keys are, and sockets of its session.
+bool IsOfTheDaemon(const std::string& name) {
+  for (const char* prefix : {"MUSTER_TLS_", "XDG_", "DBUS_", "SSH_", "SUDO_"}) {
+    if (absl::StartsWith(name, prefix)) return true;
+  }
+  return name == "CREDENTIALS_DIRECTORY" || name == "NOTIFY_SOCKET" || name == "MAIL";
+}
+
 // Libraries size their thread pools from these; without them each rank would take every core.
 std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment,
-                                         const std::map<std::string, std::string>& secrets) {
+                                         const std::map<std::string, std::string>& secrets,
+                                         const std::optional<Account>& account) {
   const std::string threads = absl::StrCat(assignment.threads());
   std::map<std::string, std::string> ours = {
       {"OMP_NUM_THREADS", threads},
@@ -30,11 +40,18 @@ std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment,
       {"MUSTER_EPOCH", absl::StrCat(assignment.epoch())},
       {"MUSTER_RANK", absl::StrCat(assignment.rank())},
   };
+  if (account.has_value()) {
+    ours["USER"] = ours["LOGNAME"] = account->name;
+    ours["HOME"] = account->home;
+    ours["SHELL"] = account->shell;
+  }
   for (const auto& [name, value] : secrets) ours[name] = value;
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
-    if (ours.count(text.substr(0, text.find('='))) == 0) environment.push_back(text);
+    const std::string name = text.substr(0, text.find('='));
+    if (ours.count(name) > 0 || (account.has_value() && IsOfTheDaemon(name))) continue;
+    environment.push_back(text);
   }
   for (const auto& [name, value] : ours) environment.push_back(absl::StrCat(name, "=", value));
   return environment;
@@ -51,8 +68,9 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
 
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
                                 const v1::RankAssignment& assignment,
-                                const std::map<std::string, std::string>& secrets) {
-  const std::vector<std::string> environment = RankEnvironment(assignment, secrets);
+                                const std::map<std::string, std::string>& secrets,
+                                const std::optional<Account>& account) {
+  const std::vector<std::string> environment = RankEnvironment(assignment, secrets, account);
   std::vector<std::string> arguments = ShimArguments(shim);
   arguments.insert(arguments.begin(), binary);
   posix_spawn_file_actions_t files;

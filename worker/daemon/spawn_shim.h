@@ -5,10 +5,12 @@
 #include <sys/types.h>
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "muster/v1/rank.pb.h"
+#include "worker/daemon/accounts.h"
 #include "worker/daemon/shim.h"
 
 namespace muster::worker {
@@ -16,12 +18,14 @@ namespace muster::worker {
 // Runs `binary shim ...` in a session of its own. It inherits `socket` as kShimSocket and no other
 // descriptor, no signal handler or mask, and this process's environment with what the rank of
 // `assignment` needs: its thread count, the order of devices, its job, epoch and rank, and
-// `secrets`, variables with their values. stdout
-// and stderr go to shim.log in the run directory. Returns the process id, which the caller has to
-// reap. kUnavailable names the program.
+// `secrets`, variables with their values; of an `account`, too, those that a login gives, and not
+// what the daemon's own environment says of its keys and its session. stdout and stderr go to
+// shim.log in the run directory. Returns the process id, which the caller has to reap. kUnavailable
+// names the program.
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
                                 const v1::RankAssignment& assignment,
-                                const std::map<std::string, std::string>& secrets);
+                                const std::map<std::string, std::string>& secrets,
+                                const std::optional<Account>& account);
 
 }  // namespace muster::worker
 

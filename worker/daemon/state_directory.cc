@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -82,6 +83,28 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   }
   ASSIGN_OR_RETURN(state->socket_, ChooseSocket(state->path_));
   return state;
+}
+
+absl::Status StateDirectory::OpenToUsers() {
+  const std::string longest = users() + "/4294967295/rank.sock";
+  if (longest.size() > kSocketPathMax) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--state-dir ", path_, " is too long a path for the sockets of --job-user; it may have ",
+        kSocketPathMax - (longest.size() - path_.size()), " bytes"));
+  }
+  RETURN_IF_ERROR(files_->MakeDirectory(users()));
+  const std::pair<std::string, mode_t> modes[] = {{path_ + "/records", 0700},
+                                                  {attempts(), 0700},
+                                                  {cache(), 0700},
+                                                  {users(), 0711},
+                                                  {path_, 0711}};
+  for (const auto& [directory, mode] : modes) {
+    if (::chmod(directory.c_str(), mode) != 0) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "cannot give ", directory, " its mode for --job-user: ", std::strerror(errno)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::map<std::string, std::string>> StateDirectory::ReadRecords() {

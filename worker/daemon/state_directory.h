@@ -1,5 +1,6 @@
 // A daemon's directory: STATE/lock, STATE/records/<name>, STATE/attempts/, STATE/cache/,
-// STATE/rank.sock.
+// STATE/rank.sock; where ranks run as accounts of their own also STATE/users/<uid>/ with rank.sock,
+// cache/ and run/ (rank_files.h).
 #ifndef MUSTER_WORKER_DAEMON_STATE_DIRECTORY_H_
 #define MUSTER_WORKER_DAEMON_STATE_DIRECTORY_H_
 
@@ -40,6 +41,10 @@ class StateDirectory {
   // The socket of the ranks: in the directory or, when that path is too long for a unix socket
   // address (107 bytes), under /tmp/muster-<uid>/.
   const std::string& socket() const { return socket_; }
+  // Lets accounts of ranks through to STATE/users, and to nothing else. kFailedPrecondition: the
+  // path is too long for sockets below it.
+  absl::Status OpenToUsers();
+  std::string users() const { return path_ + "/users"; }
 
  private:
   explicit StateDirectory(std::string path) : path_(std::move(path)) {}

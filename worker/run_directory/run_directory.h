@@ -17,6 +17,10 @@ constexpr char kAssignmentFile[] = "/assignment.pb";
 // Written by the daemon for the rank: a v1::ProfileSteps, the newest request to record steps.
 constexpr char kProfileRequestFile[] = "/profile.pb";
 
+// Of a rank that runs as an account of its own: a link to the directory that has the files which
+// the rank writes, and those that are written for it (worker/daemon/rank_files.h).
+constexpr char kOwnDirectory[] = "/own";
+
 // Written by the daemon for later daemons: a v1::HeldByRank.
 constexpr char kHeldFile[] = "/held.pb";
 

@@ -600,7 +600,7 @@ class Page(unittest.TestCase):
         named = re.findall(r"`(test_\w+|[A-Z]\w+)`", table)
         self.assertGreater(len(named), 40)
         sources = "".join(path.read_text() for pattern in ("security/*.cc", "coordinator/*.cc", "worker/*.cc",
-                                                           "e2e/security/*.py", "deploy/*.py")
+                                                           "e2e/security/*.py", "deploy/*.py", "fuzz/*.cc")
                           for path in (ROOT / "tests").glob(pattern))
         for name in named:
             self.assertRegex(sources, rf"(def {name}\(|TEST(_F)?\(\w+, {name}\))", name)

@@ -34,6 +34,11 @@ void TopologyFile(const std::string& bytes);
 // certificates, revocation lists.
 void CallerText(const std::string& bytes);
 
+// What a daemon reads of ranks and of its operator's files: maps of accounts, references to
+// secrets, progress of commands, what rank 0 tells the others, keys and certificates, arguments of
+// a shim.
+void WorkerText(const std::string& bytes);
+
 // Queues as YAML text, through the parser and into a tree. What is accepted survives a round
 // through QueuesToYaml.
 void QueuePolicyYaml(const std::string& bytes);

@@ -15,6 +15,7 @@ constexpr size_t kNoticesMax = 4096;                    // notices that wait for
 constexpr size_t kCommitsMax = 4096;                    // commits without a verdict
 constexpr size_t kCheckpointBytesMax = 16 * 1024;       // of what a rank tells of one checkpoint
 constexpr size_t kExitMessageBytesMax = 4096;           // of a rank's own exit report
+constexpr int64_t kReportBytesMax = 4 << 20;            // of a file that a rank leaves its daemon
 constexpr int64_t kLogReplyBytesMax = 1024 * 1024;      // of data in one LogReply or ProfileReply
 constexpr int64_t kCollectivesBytesMax = 4 << 20;       // of a rank's record of collectives
 constexpr size_t kFileBytesUnsentMax =

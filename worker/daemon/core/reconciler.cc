@@ -66,6 +66,7 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
       attempts_.MarkChanged(key);
     }
     rank.assignment = assignment;
+    rank.assignment.set_owner(desired.owner());
     // A coordinator that does not know this daemon's version puts both into each assignment.
     if (desired.has_spec()) {
       *rank.assignment.mutable_spec() = desired.spec();
