@@ -25,7 +25,7 @@ struct Account {
   std::string shell;
 };
 
-// JobUserPolicy::user of the account of whoever submitted the job.
+// JobUserPolicy::user for the account of the submitting identity.
 constexpr char kJobUserOwner[] = "owner";
 
 struct JobUserPolicy {
