@@ -127,8 +127,7 @@ int WantedWorkers(const WorkerGroup& group, const std::vector<JobView>& unfinish
     const v1::ResourceSpec& resources = spec->spec().resources();
     if (resources.device() != group.device || !WantsDevices(*state)) continue;
     // Tensor groups are whole on a worker; what is left over there is of no use to the job.
-    const int64_t together =
-        std::max<int64_t>(1, spec->spec().engine().parallel().tensor());
+    const int64_t together = std::max<int64_t>(1, spec->spec().engine().parallel().tensor());
     const int64_t usable =
         together <= group.devices ? group.devices / together * together : group.devices;
     const int64_t devices = (int64_t{resources.ranks()} * group.devices + usable - 1) / usable;

@@ -30,8 +30,8 @@ absl::StatusOr<int> Wanted(Shell& shell, const keda::ScaledObjectRef& object) {
                                                     object.scalermetadata().end());
   absl::StatusOr<WorkerGroup> group = ParseWorkerGroup(metadata);
   if (!group.ok()) {
-    return Annotate(group.status(), absl::StrCat("trigger of ScaledObject ",
-                                                 spec::Quoted(object.name())));
+    return Annotate(group.status(),
+                    absl::StrCat("trigger of ScaledObject ", spec::Quoted(object.name())));
   }
   return WantedWorkers(*group, shell.published().UnfinishedJobs(), *shell.published().workers());
 }

@@ -90,7 +90,8 @@ TEST_F(ExternalScalerTest, AWrongTriggerIsRefusedByName) {
   keda::IsActiveResponse response;
   const grpc::Status status = keda_->IsActive(Context().get(), object_, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(), HasSubstr("trigger of ScaledObject 'workers': device: 'tpu'"));
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("trigger of ScaledObject 'workers': device: 'tpu'"));
   const auto context = Context();
   EXPECT_EQ(keda_->StreamIsActive(context.get(), object_)->Finish().error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);

@@ -61,10 +61,10 @@ TEST(WantedWorkers, GangsThatWaitForDevicesCount_OthersDoNot) {
   };
   EXPECT_EQ(WantedWorkers(kGroup, {}, {}), 0);
   EXPECT_EQ(WantedWorkers(kGroup, {queued(9, v1::WAIT_CODE_NO_WORKERS)}, {}), 2);
-  EXPECT_EQ(WantedWorkers(kGroup,
-                          {queued(9, v1::WAIT_CODE_SLOTS_TAKEN), queued(7, v1::WAIT_CODE_BEHIND)},
-                          {}),
-            2);
+  EXPECT_EQ(
+      WantedWorkers(kGroup, {queued(9, v1::WAIT_CODE_SLOTS_TAKEN), queued(7, v1::WAIT_CODE_BEHIND)},
+                    {}),
+      2);
   for (const v1::WaitCode code :
        {v1::WAIT_CODE_AFTER, v1::WAIT_CODE_HELD, v1::WAIT_CODE_QUEUE_QUOTA,
         v1::WAIT_CODE_QUEUE_JOBS, v1::WAIT_CODE_TENANT_LIMIT, v1::WAIT_CODE_NO_QUEUE,
@@ -73,11 +73,11 @@ TEST(WantedWorkers, GangsThatWaitForDevicesCount_OthersDoNot) {
   }
   EXPECT_EQ(WantedWorkers(kGroup, {Job(8, v1::JOB_STATE_HELD), Job(8, v1::JOB_STATE_STOPPING)}, {}),
             0);
-  EXPECT_EQ(WantedWorkers(kGroup,
-                          {Job(8, v1::JOB_STATE_QUEUED, v1::WAIT_CODE_NO_WORKERS, {}, 1,
-                               v1::DEVICE_KIND_CPU)},
-                          {}),
-            0);
+  EXPECT_EQ(
+      WantedWorkers(
+          kGroup,
+          {Job(8, v1::JOB_STATE_QUEUED, v1::WAIT_CODE_NO_WORKERS, {}, 1, v1::DEVICE_KIND_CPU)}, {}),
+      0);
 }
 
 TEST(WantedWorkers, AGangThatCanNeverFit_IsNoReasonToScale) {
@@ -111,11 +111,11 @@ TEST(WantedWorkers, DevicesOfOtherWorkersServeFirst) {
 
 TEST(WantedWorkers, ABusyWorkerIsNeverScaledAway) {
   // One rank, on the last of three.
-  EXPECT_EQ(WantedWorkers(kGroup,
-                          {Job(1, v1::JOB_STATE_RUNNING, v1::WAIT_CODE_UNSPECIFIED,
-                               {"muster-worker-gpu-2"})},
-                          {}),
-            3);
+  EXPECT_EQ(
+      WantedWorkers(
+          kGroup,
+          {Job(1, v1::JOB_STATE_RUNNING, v1::WAIT_CODE_UNSPECIFIED, {"muster-worker-gpu-2"})}, {}),
+      3);
   EXPECT_EQ(WantedWorkers(kGroup, {}, {Worker("muster-worker-gpu-1", 8, {"job"})}), 2);
   // Whatever else there is, and also above maxWorkers, which somebody has made smaller.
   Rng rng(testing::TestSeed());

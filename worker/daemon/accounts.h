@@ -25,7 +25,7 @@ struct Account {
   std::string shell;
 };
 
-// JobUserPolicy::user of the account of whoever submitted the job.
+// JobUserPolicy::user: the account of the user who submitted the job.
 constexpr char kJobUserOwner[] = "owner";
 
 struct JobUserPolicy {
