@@ -39,6 +39,7 @@
 #include "coordinator/state_tools.h"
 #include "coordinator/store/store.h"
 #include "coordinator/targets.h"
+#include "coordinator/traces.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "proto/spec/queues.h"
 #include "proto/spec/topology_file.h"
@@ -60,6 +61,7 @@ struct Flags {
   GateOptions gate;
   bool insecure = false;
   std::string queues;
+  std::string otlp_endpoint;
   CoreConfig core;
 };
 
@@ -76,6 +78,9 @@ absl::Status ReadTopology(const std::string& path, TopologyRules& rules) {
 
 // Off loopback everybody who reaches the port would be an operator and every worker.
 absl::Status CheckListen(const Flags& flags) {
+  if (!flags.otlp_endpoint.empty()) {
+    RETURN_IF_ERROR(TraceExporter::CheckEndpoint(flags.otlp_endpoint));
+  }
   if (flags.tls.any()) return security::CheckServerFiles(flags.tls, absl::Now());
   if (!flags.gate.crl.empty() || !flags.gate.access.empty()) {
     return absl::InvalidArgumentError(
@@ -224,6 +229,11 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   const std::string address = Advertised(server->address(), outside);
   const std::string metrics_address = Advertised(prometheus->address(), outside);
   RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
+  std::unique_ptr<TraceExporter> traces;
+  if (!flags.otlp_endpoint.empty()) {
+    ASSIGN_OR_RETURN(traces,
+                     TraceExporter::Start(flags.otlp_endpoint, MUSTER_VERSION, *shell, clock, log));
+  }
   const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir, flags.tls,
                         flags.gate.crl);
   metrics::Pages pages = probes.Pages();
@@ -369,6 +379,10 @@ int Main(int argc, char** argv) {
          "YAML file that defines the queues (docs/queues.md), applied at every start; without "
          "it they stay as they were last defined")
       ->type_name("FILE");
+  app.add_option("--otlp-endpoint", flags.otlp_endpoint,
+                 "http://HOST:PORT of an OpenTelemetry collector that gets a trace of each job "
+                 "(docs/monitoring.md)")
+      ->type_name("URL");
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
   AddDuration(app, "--unreachable-after", flags.core.unreachable_after,

@@ -45,6 +45,11 @@ constexpr Rule kRules[] = {
     {"AdminService.ListTokens", Need::kAdmin, false, false},
     {"AdminService.RevokeToken", Need::kAdmin, false, true},
     {"AdminService.ListAudit", Need::kAdmin, false, false},
+    // KEDA asks how many workers are wanted.
+    {"ExternalScaler.IsActive", Need::kViewer, false, false},
+    {"ExternalScaler.StreamIsActive", Need::kViewer, false, false},
+    {"ExternalScaler.GetMetricSpec", Need::kViewer, false, false},
+    {"ExternalScaler.GetMetrics", Need::kViewer, false, false},
     {"WorkerService.Session", Need::kWorker, false, false},
 };
 

@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/admin_service.h"
+#include "coordinator/rpc/external_scaler.h"
 #include "coordinator/rpc/job_service.h"
 #include "coordinator/rpc/worker_service.h"
 #include "coordinator/shell.h"
@@ -83,6 +84,7 @@ class GrpcServer : public RpcServer {
     job_service_ = MakeJobService(shell_, *gate_, options.version);
     worker_service_ = MakeWorkerService(shell_, *gate_, options.hello_timeout);
     admin_service_ = MakeAdminService(shell_, *gate_, options.backups);
+    external_scaler_ = MakeExternalScaler(shell_, *gate_);
     return absl::OkStatus();
   }
 
@@ -117,6 +119,7 @@ class GrpcServer : public RpcServer {
     builder.RegisterService(job_service_.get());
     builder.RegisterService(worker_service_.get());
     builder.RegisterService(admin_service_.get());
+    builder.RegisterService(external_scaler_.get());
     int port = 0;
     builder.AddListeningPort(
         address, tls_.any() ? security::ServerCredentials(tls_) : grpc::InsecureServerCredentials(),
@@ -149,6 +152,7 @@ class GrpcServer : public RpcServer {
   std::unique_ptr<grpc::Service> job_service_;
   std::unique_ptr<grpc::Service> worker_service_;
   std::unique_ptr<grpc::Service> admin_service_;
+  std::unique_ptr<grpc::Service> external_scaler_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };

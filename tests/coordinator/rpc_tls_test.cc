@@ -175,14 +175,15 @@ TEST_F(TlsTest, EveryRpcAsksWhoCalls_AndWhetherTheyMay) {
   const google::protobuf::internal::AddDescriptorsRunner of_workers(
       &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto),
       of_operators(&descriptor_table_muster_2fv1_2fadmin_5fservice_2eproto);
-  for (const char* service : {"JobService", "AdminService", "WorkerService"}) {
-    const auto* descriptor = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(
-        absl::StrCat("muster.v1.", service));
+  for (const std::string full : {"muster.v1.JobService", "muster.v1.AdminService",
+                                 "muster.v1.WorkerService", "externalscaler.ExternalScaler"}) {
+    const std::string service = full.substr(full.rfind('.') + 1);
+    const auto* descriptor =
+        google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(full);
     ASSERT_NE(descriptor, nullptr);
     for (int i = 0; i < descriptor->method_count(); ++i, ++methods) {
       const std::string name = absl::StrCat(service, ".", descriptor->method(i)->name());
-      const std::string path =
-          absl::StrCat("/muster.v1.", service, "/", descriptor->method(i)->name());
+      const std::string path = absl::StrCat("/", full, "/", descriptor->method(i)->name());
       const security::Rule* rule = security::FindRule(name);
       ASSERT_NE(rule, nullptr) << name;
       EXPECT_EQ(CallEmpty(nobody, path, *Context()).error_code(), grpc::StatusCode::UNAUTHENTICATED)

@@ -60,6 +60,10 @@ MATRIX = {
         "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
     "tls": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls", "revocations": True,
                     "accessConfigMap": "access"}},
+    "topology": {"workerDefaults": {"labelsFromPod": {"zone": "topology.kubernetes.io/zone"}},
+                 "workers": {"cpu": {"labels": {"rack": "r12", "nvlink-domain": "c3"},
+                                     "labelsFromPod": {"zone": "topology.kubernetes.io/zone",
+                                                       "nvlink-domain": "nvidia.com/gpu.clique"}}}},
     "secrets of jobs": {"workerDefaults": {"secrets": {"secretName": "storage-keys"}, "allowPaths": ["/checkpoints", "/data/x"]},
                         "workers": {"cpu": {}, "research": {"secrets": {"secretName": "research-keys", "items": [
                             {"key": "hf-token", "path": "research/hf-token"}]}, "allowPaths": []}}},
@@ -195,6 +199,18 @@ class Chart(unittest.TestCase):
                 self.assertEqual("--tls-cert=/etc/muster/tls/tls.crt" in container["args"], secure)
                 mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
                 self.assertEqual(mounted.get("tls"), "/etc/muster/tls" if secure else None)
+
+    def test_labels_of_nodes_reach_the_daemon(self):
+        workload = next(item for item in chart.render(MATRIX["topology"]) if item["metadata"]["name"] == "muster-worker-cpu"
+                        and item["kind"] == "StatefulSet")
+        container = workload["spec"]["template"]["spec"]["containers"][0]
+        self.assertEqual([a for a in container["args"] if a.startswith("--label")], [
+            "--label=nvlink-domain=c3", "--label=rack=r12", "--label=nvlink-domain=$(MUSTER_LABEL_NVLINK_DOMAIN)",
+            "--label=zone=$(MUSTER_LABEL_ZONE)"])
+        sources = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]
+                   if e["name"].startswith("MUSTER_LABEL_")}
+        self.assertEqual(sources, {"MUSTER_LABEL_ZONE": "metadata.labels['topology.kubernetes.io/zone']",
+                                   "MUSTER_LABEL_NVLINK_DOMAIN": "metadata.labels['nvidia.com/gpu.clique']"})
 
     def test_secrets_of_jobs_are_mounted_for_the_group_of_the_pod_and_paths_passed_on(self):
         found = {}

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "externalscaler/external_scaler.pb.h"
 #include "muster/v1/admin_service.pb.h"
 #include "muster/v1/job_service.pb.h"
 #include "muster/v1/worker_service.pb.h"
@@ -29,6 +30,7 @@ std::vector<const google::protobuf::MethodDescriptor*> Methods() {
       &descriptor_table_muster_2fv1_2fworker_5fservice_2eproto),
       of_operators(&descriptor_table_muster_2fv1_2fadmin_5fservice_2eproto);
   for (const auto* file : {v1::SubmitRequest::descriptor()->file(),
+                           externalscaler::ScaledObjectRef::descriptor()->file(),
                            google::protobuf::DescriptorPool::generated_pool()->FindFileByName(
                                "muster/v1/admin_service.proto"),
                            google::protobuf::DescriptorPool::generated_pool()->FindFileByName(

@@ -40,9 +40,9 @@ struct Capability {
 // To give files away, to reach them afterwards, to end and find processes of others, to become
 // another user.
 constexpr Capability kNeeded[] = {
-    {CAP_CHOWN, "CAP_CHOWN"},   {CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
-    {CAP_FOWNER, "CAP_FOWNER"}, {CAP_KILL, "CAP_KILL"},
-    {CAP_SETGID, "CAP_SETGID"}, {CAP_SETUID, "CAP_SETUID"},
+    {CAP_CHOWN, "CAP_CHOWN"},           {CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE"},
+    {CAP_FOWNER, "CAP_FOWNER"},         {CAP_KILL, "CAP_KILL"},
+    {CAP_SETGID, "CAP_SETGID"},         {CAP_SETUID, "CAP_SETUID"},
     {CAP_SYS_PTRACE, "CAP_SYS_PTRACE"},
 };
 // With these a process does with files what their owners and modes forbid.
@@ -147,16 +147,16 @@ absl::StatusOr<std::map<std::string, std::string>> ParseAccountMap(const std::st
         absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty()) continue;
     if (words.size() != 2) {
-      return absl::InvalidArgumentError(absl::StrCat("line ", number, ": IDENTITY ACCOUNT is expected"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", number, ": IDENTITY ACCOUNT is expected"));
     }
     for (const std::string& word : words) {
       const bool plain = std::all_of(word.begin(), word.end(), [](char c) {
         return absl::ascii_isgraph(static_cast<unsigned char>(c));
       });
       if (word.size() > kNameBytesMax || !plain) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("line ", number, ": a name has at most ", kNameBytesMax,
-                         " bytes, printable ASCII"));
+        return absl::InvalidArgumentError(absl::StrCat("line ", number, ": a name has at most ",
+                                                       kNameBytesMax, " bytes, printable ASCII"));
       }
     }
     if (!out.emplace(words[0], words[1]).second) {
@@ -169,9 +169,9 @@ absl::StatusOr<std::map<std::string, std::string>> ParseAccountMap(const std::st
 
 absl::Status CheckJobUser(const JobUserPolicy& policy) {
   if (!policy.any()) {
-    return policy.map_file.empty() ? absl::OkStatus()
-                                   : absl::InvalidArgumentError(
-                                         "--job-user-map is for --job-user owner");
+    return policy.map_file.empty()
+               ? absl::OkStatus()
+               : absl::InvalidArgumentError("--job-user-map is for --job-user owner");
   }
   if (policy.lowest_uid < 1 || policy.lowest_uid > UINT32_MAX - 1) {
     return absl::InvalidArgumentError(
@@ -183,10 +183,12 @@ absl::Status CheckJobUser(const JobUserPolicy& policy) {
     if ((held >> capability.number & 1) == 0) missing.emplace_back(capability.name);
   }
   if (!missing.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "--job-user ", policy.user, ": this daemon, of user ", ::geteuid(), ", may not run ranks as "
-        "another user; it lacks ", absl::StrJoin(missing, ", "),
-        ". Start it as root (docs/security.md), or without --job-user"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("--job-user ", policy.user, ": this daemon, of user ", ::geteuid(),
+                     ", may not run ranks as "
+                     "another user; it lacks ",
+                     absl::StrJoin(missing, ", "),
+                     ". Start it as root (docs/security.md), or without --job-user"));
   }
   if (policy.user == kJobUserOwner) {
     return policy.map_file.empty() ? absl::OkStatus() : ReadAccountMap(policy.map_file).status();
@@ -205,18 +207,17 @@ absl::StatusOr<std::optional<Account>> AccountOf(const JobUserPolicy& policy,
   if (of_owner) {
     ASSIGN_OR_RETURN(name, AccountNameOf(policy, owner));
   }
-  const std::string whose =
-      of_owner ? absl::StrCat("--job-user owner: account ", name, " of ", owner)
-               : absl::StrCat("--job-user ", name);
+  const std::string whose = of_owner
+                                ? absl::StrCat("--job-user owner: account ", name, " of ", owner)
+                                : absl::StrCat("--job-user ", name);
   ASSIGN_OR_RETURN(std::optional<Account> account, LookUp(name));
   if (!account.has_value()) {
     return absl::NotFoundError(absl::StrCat(whose, ": there is no such account on this machine"));
   }
   if (account->uid == 0 || (of_owner && account->uid < policy.lowest_uid)) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(whose, ": its uid ", account->uid, " is ",
-                     account->uid == 0 ? "root's" : absl::StrCat("below --job-uid-min ",
-                                                                 policy.lowest_uid)));
+    return absl::PermissionDeniedError(absl::StrCat(
+        whose, ": its uid ", account->uid, " is ",
+        account->uid == 0 ? "root's" : absl::StrCat("below --job-uid-min ", policy.lowest_uid)));
   }
   return account;
 }
@@ -273,8 +274,7 @@ bool BecomeAccount(uid_t uid, gid_t gid, const std::vector<gid_t>& groups) {
   ::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   const __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
-  if (::syscall(SYS_capset, &header, none) != 0 ||
-      ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
+  if (::syscall(SYS_capset, &header, none) != 0 || ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
     return false;
   }
   uid_t real = 0, effective = 0, saved = 0;

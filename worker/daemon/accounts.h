@@ -25,13 +25,13 @@ struct Account {
   std::string shell;
 };
 
-// JobUserPolicy::user for the account of the submitting identity.
+// JobUserPolicy::user: the account of the user who submitted the job.
 constexpr char kJobUserOwner[] = "owner";
 
 struct JobUserPolicy {
-  std::string user;              // an account, or kJobUserOwner; empty: the daemon's own user
-  std::string map_file;          // identities to accounts (ParseAccountMap); empty: same names
-  int64_t lowest_uid = 1000;     // of accounts of owners
+  std::string user;           // an account, or kJobUserOwner; empty: the daemon's own user
+  std::string map_file;       // identities to accounts (ParseAccountMap); empty: same names
+  int64_t lowest_uid = 1000;  // of accounts of owners
   bool any() const { return !user.empty(); }
 };
 

@@ -118,9 +118,10 @@ void Declare(CLI::App& app, Flags& flags) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false)
       ->type_name("DIR");
-  app.add_option("--job-user", flags.daemon.user.user,
-                 "Account as which ranks run, or owner: that of the user who submitted the job; the "
-                 "daemon must be root (docs/security.md) [default: the daemon's own user]")
+  app.add_option(
+         "--job-user", flags.daemon.user.user,
+         "Account as which ranks run, or owner: that of the user who submitted the job; the "
+         "daemon must be root (docs/security.md) [default: the daemon's own user]")
       ->type_name("NAME");
   app.add_option("--job-user-map", flags.daemon.user.map_file,
                  "For --job-user owner: file with lines IDENTITY ACCOUNT, * for all others; read "

@@ -48,9 +48,8 @@ absl::Status MakeOwned(const std::string& path, const Account& account) {
   struct stat info = {};
   if (!made.valid() || ::fstat(made.get(), &info) != 0) return Failed("open", path, errno);
   if (info.st_uid != account.uid && info.st_uid != ::geteuid()) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " belongs to user ", info.st_uid,
-                                                      ", not to ", account.name, ", user ",
-                                                      account.uid));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, " belongs to user ", info.st_uid, ", not to ", account.name, ", user ", account.uid));
   }
   if (info.st_uid == account.uid && (info.st_mode & 07777) == 0700) return absl::OkStatus();
   if (::fchmod(made.get(), 0700) != 0 || ::fchown(made.get(), account.uid, account.gid) != 0) {
@@ -146,8 +145,8 @@ UniqueFd RankFiles::Open(const std::string& name, int flags) const {
   const std::vector<std::string> parts = absl::StrSplit(name, '/', absl::SkipEmpty());
   for (size_t i = 0; i < parts.size(); ++i) {
     const int from = i == 0 ? directory_.get() : at.get();
-    const int how = i + 1 < parts.size() ? kDirectory
-                                         : flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    const int how =
+        i + 1 < parts.size() ? kDirectory : flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
     at = UniqueFd(::openat(from, parts[i].c_str(), how));
     if (!at.valid()) return at;
   }
@@ -179,8 +178,8 @@ absl::StatusOr<int64_t> RankFiles::Size(const std::string& name) const {
 absl::StatusOr<std::string> RankFiles::Read(const std::string& name, int64_t bytes_max) const {
   ASSIGN_OR_RETURN(const int64_t size, Size(name));
   if (size > bytes_max) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        path_, name, " has ", size, " bytes, at most ", bytes_max, " are possible"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(path_, name, " has ", size, " bytes, at most ", bytes_max, " are possible"));
   }
   return ReadRange(name, 0, size);
 }
@@ -189,7 +188,9 @@ absl::StatusOr<std::string> RankFiles::ReadRange(const std::string& name, int64_
                                                  int64_t length) const {
   int64_t size = 0;
   ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(name, size));
-  std::string out(static_cast<size_t>(std::clamp<int64_t>(length, 0, std::max<int64_t>(0, size - offset))), '\0');
+  std::string out(
+      static_cast<size_t>(std::clamp<int64_t>(length, 0, std::max<int64_t>(0, size - offset))),
+      '\0');
   size_t done = 0;
   while (done < out.size()) {
     const ssize_t got = ::pread(file.get(), out.data() + done, out.size() - done,
@@ -236,9 +237,9 @@ absl::Status RankFiles::Write(const std::string& name, absl::string_view bytes) 
       error = errno;
     }
   }
-  if (error == 0 && (::fchown(file.get(), *uid_, *gid_) != 0 || ::fdatasync(file.get()) != 0 ||
-                     ::renameat(directory_.get(), temporary.c_str(), directory_.get(),
-                                name.c_str() + 1) != 0)) {
+  if (error == 0 &&
+      (::fchown(file.get(), *uid_, *gid_) != 0 || ::fdatasync(file.get()) != 0 ||
+       ::renameat(directory_.get(), temporary.c_str(), directory_.get(), name.c_str() + 1) != 0)) {
     error = errno;
   }
   if (error == 0) return absl::OkStatus();

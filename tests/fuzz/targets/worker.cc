@@ -56,8 +56,8 @@ void WorkerText(const std::string& bytes) {
       security::CheckKeyPair(text, text).IgnoreError();
       break;
     default: {
-      const worker::ShimOptions shim =
-          worker::ParseShimArguments({"shim", text, "/own", "/run", "/work", "1", "1", "/bin/true"});
+      const worker::ShimOptions shim = worker::ParseShimArguments(
+          {"shim", text, "/own", "/run", "/work", "1", "1", "/bin/true"});
       // No text makes it root.
       if (shim.user.has_value()) CHECK(shim.user->uid != 0);
     }
