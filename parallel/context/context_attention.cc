@@ -19,6 +19,10 @@ const char* Name(ContextMethod method) {
   return "unknown";
 }
 
+const char* Name(ScanMethod method) {
+  return method == ScanMethod::kAllToAll ? "all_to_all" : "state_passing";
+}
+
 absl::Status Validate(const ContextShape& shape) {
   if (shape.ranks < 1 || shape.batch < 1 || shape.sequence < 1 || shape.heads < 1 ||
       shape.key_heads < 1 || shape.width < 1) {
