@@ -26,7 +26,7 @@ class AllToAll : public ContextAttention {
         heads_(shape.heads / shape.ranks),
         key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1),
         groups_(HeadGroups(shape)),
-        messages_(shape.batch, shape.chunk(), shape.ranks) {}
+        messages_(SequenceLayout::Zigzag(shape.ranks), shape.batch, shape.sequence) {}
 
   std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const override {
     auto saved = std::make_unique<HeadsSaved>();

@@ -16,9 +16,15 @@ Tensor View(const Tensor& of, int64_t offset, std::initializer_list<int64_t> sha
 
 }  // namespace
 
-HeadMessages::HeadMessages(int64_t batch, int64_t chunk, int ranks)
-    : batch_(batch), chunk_(chunk), ranks_(ranks) {
-  for (int rank = 0; rank < ranks; ++rank) late_places_.push_back(ranks - 1 - rank);
+// The nth segments of all ranks are neighbours in the sequence.
+HeadMessages::HeadMessages(const SequenceLayout& layout, int64_t batch, int64_t sequence)
+    : batch_(batch), chunk_(sequence / layout.segments()), ranks_(layout.ranks()) {
+  for (int nth = 0; nth < layout.segments_of_rank(); ++nth) {
+    std::vector<int>& places = places_.emplace_back();
+    for (int rank = 0; rank < ranks_; ++rank) {
+      places.push_back(layout.SegmentAt({rank, nth}) - nth * ranks_);
+    }
+  }
 }
 
 void HeadMessages::ForHeads(const Tensor& mine, const Share& share, const Packing& packing,
@@ -27,9 +33,10 @@ void HeadMessages::ForHeads(const Tensor& mine, const Share& share, const Packin
                             int nth) const {
   const int64_t width = mine.dim(3), repeats = Repeats(mine.dim(2), share.count);
   const int64_t owners = ranks_ / repeats, part = chunk_ * packing.columns;
-  for (int64_t i = 0; i < 2 * batch_; ++i) {
-    const int64_t begin =
-        i / 2 * mine.stride(0) + i % 2 * chunk_ * mine.stride(1) + share.first * mine.stride(2);
+  const auto of_rank = static_cast<int64_t>(places_.size());
+  for (int64_t i = 0; i < of_rank * batch_; ++i) {
+    const int64_t begin = i / of_rank * mine.stride(0) + i % of_rank * chunk_ * mine.stride(1) +
+                          share.first * mine.stride(2);
     for (int64_t repeat = 0; repeat < repeats; ++repeat) {
       if (nth >= 0 && repeat != nth) continue;
       work(View(mine, begin, {owners, chunk_, share.taken, width},
@@ -42,19 +49,20 @@ void HeadMessages::ForHeads(const Tensor& mine, const Share& share, const Packin
 
 std::vector<AllToAllItem> HeadMessages::FromParts(const Tensor& parts, const Tensor& whole) const {
   std::vector<AllToAllItem> items = Items(parts, whole);
-  for (size_t late = 1; late < items.size(); late += 2) items[late].out_places = late_places_;
+  for (size_t i = 0; i < items.size(); ++i) items[i].out_places = places_[i % places_.size()];
   return items;
 }
 
 std::vector<AllToAllItem> HeadMessages::ToParts(const Tensor& whole, const Tensor& parts) const {
   std::vector<AllToAllItem> items = Items(whole, parts);
-  for (size_t late = 1; late < items.size(); late += 2) items[late].in_places = late_places_;
+  for (size_t i = 0; i < items.size(); ++i) items[i].in_places = places_[i % places_.size()];
   return items;
 }
 
 std::vector<AllToAllItem> HeadMessages::Items(const Tensor& in, const Tensor& out) const {
   CHECK_EQ(in.elements(), out.elements());
-  const int64_t count = 2 * batch_, elements = in.elements() / count;
+  const int64_t count = static_cast<int64_t>(places_.size()) * batch_,
+                elements = in.elements() / count;
   const auto half = [&](const Tensor& of, int64_t i) {
     return of.Reshape({count, elements}).Rows(i, 1);
   };

@@ -12,6 +12,7 @@
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/sequence_layout.h"
 
 namespace muster::parallel::context {
 
@@ -36,12 +37,12 @@ kernels::Tensor Part(const kernels::Tensor& parts, int64_t index, int64_t batch,
                      int64_t heads, int64_t width);
 
 // The messages of an all-to-all between (this rank's tokens, all heads) and (all tokens, this
-// rank's heads). A sample has two batches of messages: the ranks' early chunks, whose order in the
-// sequence is that of the ranks, and their late chunks, whose order is the reverse. Tokens
-// therefore arrive at their position in the sequence.
+// rank's heads). A sample has a batch of messages for each of a rank's segments: with zigzag the
+// early ones, whose order in the sequence is that of the ranks, and the late ones, whose order is
+// the reverse. Tokens therefore arrive at their position in the sequence.
 class HeadMessages {
  public:
-  // Messages of all ranks, [B, early or late, c, S/2c, columns].
+  // Messages of all ranks, [B, segments of a rank, c, positions, columns].
   struct Packing {
     kernels::Tensor parts;
     int64_t columns;
@@ -52,7 +53,7 @@ class HeadMessages {
     int64_t count, first, taken;
   };
 
-  HeadMessages(int64_t batch, int64_t chunk, int ranks);
+  HeadMessages(const SequenceLayout& layout, int64_t batch, int64_t sequence);
 
   // The number of ranks that share each of `heads` heads where every rank needs `count`.
   int64_t Repeats(int64_t heads, int64_t count) const { return ranks_ * count / heads; }
@@ -72,9 +73,9 @@ class HeadMessages {
  private:
   std::vector<AllToAllItem> Items(const kernels::Tensor& in, const kernels::Tensor& out) const;
 
-  const int64_t batch_, chunk_;
+  const int64_t batch_, chunk_;  // a segment's positions
   const int ranks_;
-  std::vector<int> late_places_;  // positions of the ranks' late chunks
+  std::vector<std::vector<int>> places_;  // by a rank's segment: the ranks' places in its batch
 };
 
 // Attention of the two local chunks of queries over one set of keys after the other. Partial

@@ -17,7 +17,7 @@ using kernels::DType;
 using kernels::Tensor;
 
 HeadMessages MessagesOf(const HeadsShape& shape) {
-  return {shape.batch, shape.sequence / (2 * shape.ranks), shape.ranks};
+  return {SequenceLayout::Zigzag(shape.ranks), shape.batch, shape.sequence};
 }
 
 // Calls work(own tokens, messages, first) for x, B, C and dt. With `each`, B and C come once for
