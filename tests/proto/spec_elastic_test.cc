@@ -50,7 +50,8 @@ TEST(ElasticSpec, Yaml_HasTheRangeAsTheValueOfRanks) {
   EXPECT_THAT(text, HasSubstr("  ranks:\n    min: 1\n    max: 4\n"));
   const absl::StatusOr<v1::JobSpec> again = Parse(text, "f", {});
   ASSERT_OK(again.status());
-  EXPECT_EQ(again->SerializeAsString(), spec.SerializeAsString());
+  EXPECT_EQ(again->resources().SerializeAsString(), spec.resources().SerializeAsString());
+  EXPECT_EQ(ToYaml(*again), text);
 }
 
 // What is wrong with the spec.
@@ -71,13 +72,15 @@ TEST(ElasticSpec, ImpossibleRanges_AreRefusedByField) {
               HasSubstr("resources.ranks.resumes: is for `command`"));
   // A layout that works with no number of ranks is named itself.
   EXPECT_THAT(ProblemOf(Elastic("{min: 1, max: 64}", "{tensor: 64}")), HasSubstr("tensor"));
-  const absl::StatusOr<v1::JobSpec> unknown = Parse(kExample, "f", {"resources.rank_range={min: 1}"});
+  const absl::StatusOr<v1::JobSpec> unknown =
+      Parse(kExample, "f", {"resources.rank_range={min: 1}"});
   EXPECT_THAT(std::string(unknown.status().message()), HasSubstr("unknown field"));
 }
 
 TEST(ElasticSpec, Command_HasEverySizeThatASegmentDivides) {
   v1::JobSpec spec = *Parse(
-      "name: c\ncommand: [sh, -c, x]\nworking_directory: /data\nresources: {ranks: {min: 2, max: 6}}\n",
+      "name: c\ncommand: [sh, -c, x]\nworking_directory: /data\nresources: {ranks: {min: 2, max: "
+      "6}}\n",
       "f", {});
   ApplyDefaults(spec);
   EXPECT_OK(Validate(spec));
