@@ -264,6 +264,16 @@ class Application {
       command->add_option("--reason", reason_, "For people: it stands in the job's events")
           ->type_name("TEXT");
     }
+    CLI::App* resize = Add(app_, "resize",
+                           "Give an elastic job another number of ranks (docs/elastic.md)", [this] {
+                             return WithClient([this](auto& client) {
+                               return ResizeJob(client, job_, ranks_, reason_, format(), terminal_);
+                             });
+                           });
+    TakesJob(resize);
+    resize->add_option("RANKS", ranks_, "A number, or auto: the scheduler chooses")->required();
+    resize->add_option("--reason", reason_, "For people: it stands in the job's events")
+        ->type_name("TEXT");
   }
 
   void DeclareTop() {
@@ -888,6 +898,7 @@ class Application {
   std::string home_;
   std::string job_;
   std::string reason_;
+  std::string ranks_;
   std::string labels_;
   std::string queues_file_;
   std::string worker_;

@@ -90,6 +90,10 @@ class GrpcClient : public CoordinatorClient {
     return absl::InternalError("no such change of a job");
   }
 
+  absl::StatusOr<v1::Job> ResizeJob(const v1::ResizeJobRequest& request) override {
+    return Call<v1::Job>(&v1::JobService::Stub::ResizeJob, request, kCallTimeout);
+  }
+
   absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) override {
     v1::ListJobsRequest request;
     request.set_label_selector(label_selector);

@@ -52,6 +52,7 @@ class CoordinatorClient {
   enum class JobChange { kPreempt, kSuspend, kResume, kHold, kRelease, kRequeue };
   virtual absl::StatusOr<v1::Job> ChangeJob(JobChange change,
                                             const v1::ChangeJobRequest& request) = 0;
+  virtual absl::StatusOr<v1::Job> ResizeJob(const v1::ResizeJobRequest& request) = 0;
   virtual absl::StatusOr<v1::GetQueuesResponse> GetQueues() = 0;
   virtual absl::StatusOr<v1::QueuePolicy> GetQueuePolicy() = 0;
   virtual absl::Status ApplyQueues(const v1::QueuePolicy& policy) = 0;

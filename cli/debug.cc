@@ -159,7 +159,7 @@ absl::Status Debug(CoordinatorClient& client, const DebugOptions& options, Forma
                    Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(options.job));
   const auto answers =
-      client.GetCollectives(job.id(), job.spec().resources().ranks(), options.timeout);
+      client.GetCollectives(job.id(), std::max(1, job.ranks_size()), options.timeout);
   std::map<int, v1::CollectiveRecord> records;
   std::map<int, std::string> silent;
   for (int rank = 0; rank < static_cast<int>(answers.size()); ++rank) {

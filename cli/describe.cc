@@ -17,6 +17,7 @@
 #include "cli/places.h"
 #include "cli/usage.h"
 #include "proto/job_state.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
@@ -119,6 +120,18 @@ std::string RanText(const v1::Job& job, absl::Time now) {
   return text;
 }
 
+// "4 ranks of 2, 4, 8; asked for 8".
+std::string ElasticText(const v1::Job& job) {
+  std::string text = absl::StrCat(job.ranks_size(), " ranks of ", job.sizes(0));
+  if (job.sizes_size() > 8) {
+    absl::StrAppend(&text, " to ", job.sizes(job.sizes_size() - 1));
+  } else {
+    for (int i = 1; i < job.sizes_size(); ++i) absl::StrAppend(&text, ", ", job.sizes(i));
+  }
+  if (job.ranks_wanted() != 0) absl::StrAppend(&text, "; asked for ", job.ranks_wanted());
+  return text;
+}
+
 // Name and value of everything that is one number or text.
 Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
                  const Terminal& terminal) {
@@ -152,6 +165,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
   if (mesh.has_value() && mesh->world_size() > 1) {
     rows.insert(rows.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
   }
+  if (!job.sizes().empty()) rows.insert(rows.begin() + 3, {"elastic:", ElasticText(job)});
   if (!IsFinal(job.state()) && !job.phase().empty()) {
     rows.insert(rows.begin() + 3, {"phase:", job.phase()});
   }
@@ -240,7 +254,11 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
     Print(object, format, terminal.out);
     return absl::OkStatus();
   }
-  const std::optional<parallel::Mesh> mesh = MeshOf(job.spec());
+  // Of an elastic job the layout of its attempt, else of its largest size.
+  const int32_t size = job.ranks_size() > 0 || job.sizes().empty()
+                           ? job.ranks_size()
+                           : job.sizes(job.sizes_size() - 1);
+  const std::optional<parallel::Mesh> mesh = MeshOf(spec::AtSize(job.spec(), size));
   terminal.out << Table(SummaryRows(job, mesh, terminal));
   PrintRanks(job, mesh, terminal);
   if (!job.causes().empty()) {

@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
@@ -119,6 +120,40 @@ absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange c
   }
   terminal.out << job.name() << " is " << spec::EnumName(job.state());
   if (job.has_waiting()) terminal.out << ": " << WaitText(job.waiting());
+  terminal.out << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status ResizeJob(CoordinatorClient& client, const std::string& name, const std::string& ranks,
+                       const std::string& reason, Format format, Terminal& terminal) {
+  v1::ResizeJobRequest request;
+  request.set_name(name);
+  request.set_reason(reason);
+  int32_t number = 0;
+  if (ranks != "auto" && (!absl::SimpleAtoi(ranks, &number) || number < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RANKS: '", ranks, "' is neither a number of ranks nor auto"));
+  }
+  request.set_ranks(number);
+  ASSIGN_OR_RETURN(const v1::Job job, client.ResizeJob(request));
+  if (format != Format::kTable) {
+    Print(ToJson(job), format, terminal.out);
+    return absl::OkStatus();
+  }
+  const bool runs = job.attempt_state() != v1::ATTEMPT_STATE_UNSPECIFIED &&
+                    job.attempt_state() != v1::ATTEMPT_STATE_RELEASED;
+  terminal.out << job.name() << " is " << spec::EnumName(job.state());
+  if (runs) terminal.out << " with " << job.ranks_size() << " rank(s)";
+  if (number == 0) {
+    terminal.out << "; the scheduler chooses their number";
+  } else if (!runs) {
+    terminal.out << " and will start with " << number;
+  } else if (job.state() == v1::JOB_STATE_RESIZING) {
+    terminal.out << "; it goes on with " << number << " when its checkpoint is saved";
+  } else if (job.ranks_size() != number) {
+    terminal.out << "; it goes on with " << number
+                 << " as soon as so many slots are free and no job waits for them";
+  }
   terminal.out << "\n";
   return absl::OkStatus();
 }

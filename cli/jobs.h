@@ -30,6 +30,9 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
 // preempt, suspend, resume, hold, release and requeue.
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
+// `ranks`: a number, or "auto".
+absl::Status ResizeJob(CoordinatorClient& client, const std::string& name, const std::string& ranks,
+                       const std::string& reason, Format format, Terminal& terminal);
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
 

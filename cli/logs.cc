@@ -195,7 +195,7 @@ absl::Status AllRanks(CoordinatorClient& client, const LogsOptions& options, con
   std::vector<Lines::Line> all;
   size_t bytes = 0;
   absl::Status first;
-  for (int32_t rank = 0; rank < job.spec().resources().ranks(); ++rank) {
+  for (int32_t rank = 0; rank < std::max(1, job.ranks_size()); ++rank) {
     absl::Status read;
     {
       Lines lines([&](Lines::Line line) {

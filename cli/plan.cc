@@ -20,6 +20,8 @@
 #include "cli/explain.h"
 #include "cli/process.h"
 #include "cli/spec_file.h"
+#include "proto/spec/elastic.h"
+#include "proto/spec/spec.h"
 
 namespace muster::cli {
 namespace {
@@ -208,7 +210,13 @@ absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format 
     outlook.clear_job();
   }
   if (spec.command_size() > 0) return PlanCommand(outlook, client != nullptr, format, terminal);
-  ASSIGN_OR_RETURN(const TemporaryFile file, TemporaryFile::With(spec.SerializeAsString()));
+  // Of an elastic job, what it takes with its largest size.
+  v1::JobSpec planned = spec;
+  if (spec::IsElastic(spec)) {
+    spec::ApplyDefaults(planned);
+    planned = spec::AtSize(planned, spec::SizesOf(planned).back());
+  }
+  ASSIGN_OR_RETURN(const TemporaryFile file, TemporaryFile::With(planned.SerializeAsString()));
   ASSIGN_OR_RETURN(const std::string text,
                    RunAndCapture({options.rank_binary, "plan", "--spec=" + file.path(),
                                   absl::StrCat("--device-memory=", options.device_memory)}));

@@ -64,7 +64,7 @@ absl::StatusOr<std::string> Fetch(CoordinatorClient& client, const v1::Job& job,
 
 absl::StatusOr<std::vector<std::string>> Record(CoordinatorClient& client, const v1::Job& job,
                                                 const v1::ProfileSteps& steps) {
-  const int32_t ranks = job.spec().resources().ranks();
+  const int32_t ranks = std::max(1, job.ranks_size());
   // Asks all ranks before it waits for any, so that they record the same steps.
   for (int32_t rank = 0; rank < ranks; ++rank) {
     RETURN_IF_ERROR(Fetch(client, job, rank, steps, /*wait=*/false).status());

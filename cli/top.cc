@@ -147,7 +147,9 @@ Rows QueueRows(const TopData& data, absl::Time now) {
     const int64_t devices = DevicesOf(job);
     queue.devices += devices;
     ++(devices > 0 ? queue.running : queue.waiting);
-    if (devices == 0) queue.wanted += job.spec().resources().ranks();
+    if (devices == 0) {
+      queue.wanted += job.sizes().empty() ? job.spec().resources().ranks() : job.sizes(0);
+    }
     for (const auto& [time, seconds] : DeviceSecondsAt(job.usage(), now)) {
       queue.used += seconds;
       if (time.usage_class() == v1::USAGE_CLASS_PRODUCTIVE) queue.productive += seconds;

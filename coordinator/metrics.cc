@@ -372,13 +372,16 @@ void Metrics::JobPartsPublished(const JobView& before, const JobView& after) {
   if (state.attempts() == 0 || (IsFinal(state.state()) && ended_before)) return;
   const std::string& name = state.name();
   const v1::Job* spec = after[JobPart::kSpec].get();
-  const int ranks = spec == nullptr ? 0 : spec->spec().resources().ranks();
+  const v1::Job* gang = after[JobPart::kRanks].get();
   // Once for each job: reports of progress come often.
   const bool begins = state_before == nullptr || state_before->attempts() == 0;
   if (spec != nullptr && begins) {
-    registry_.GetGauge(kJobRanks, {name}).Set(ranks);
     registry_.GetGauge(kJobCheckpointEvery, {name})
         .Set(static_cast<double>(spec->spec().checkpoint().every_steps()));
+  }
+  // An elastic job changes its number of ranks.
+  if (gang != nullptr && gang != before[JobPart::kRanks].get()) {
+    registry_.GetGauge(kJobRanks, {name}).Set(gang->ranks_size());
   }
   const v1::Job* history = after[JobPart::kHistory].get();
   if (history == nullptr || history == before[JobPart::kHistory].get()) return;

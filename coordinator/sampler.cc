@@ -82,15 +82,19 @@ void Sampler::SampleJobs() {
     if (spec == nullptr) continue;
     const v1::ResourceSpec& resources = spec->spec().resources();
     const v1::Job& state = *job[JobPart::kState];
+    const v1::Job* gang = job[JobPart::kRanks].get();
+    // An elastic job that waits does so for its smallest size.
+    const int64_t least = spec->sizes().empty() ? resources.ranks() : spec->sizes(0);
+    const int64_t held = HoldsDevices(state) && gang != nullptr ? gang->ranks_size() : 0;
     if (state.state() != v1::JOB_STATE_STOPPING) {
-      sample.wanted[resources.device()] += resources.ranks();
+      sample.wanted[resources.device()] += std::max(least, held);
     }
     if (state.state() == v1::JOB_STATE_QUEUED) {
       sample.oldest_wait = std::max(sample.oldest_wait, wall - WaitsSince(job));
       int64_t& smallest = sample.smallest_waiting[resources.device()];
-      if (smallest == 0 || resources.ranks() < smallest) smallest = resources.ranks();
+      if (smallest == 0 || least < smallest) smallest = least;
     }
-    if (HoldsDevices(state)) sample.allocated[resources.device()] += resources.ranks();
+    sample.allocated[resources.device()] += held;
   }
   parts_.metrics.Queue(sample);
   CountDeviceTime(jobs, absl::UnixEpoch() + parts_.clock.Monotonic() + wall_ahead_);

@@ -140,12 +140,12 @@ void Shell::Cancel(std::string job, Caller caller, Done<JobReply> done) {
 }
 
 void Shell::ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason,
-                      Caller caller, Done<JobReply> done) {
+                      Caller caller, Done<JobReply> done, int32_t ranks) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, event = ChangeJobEvent{call->id, std::move(job), change, std::move(reason),
-                                            std::move(caller)}] { Handle(event); });
+                                            std::move(caller), ranks}] { Handle(event); });
 }
 
 void Shell::RemoveWorker(std::string worker, Caller caller, Done<JobReply> done) {

@@ -71,7 +71,7 @@ class Shell {
   void Cancel(std::string job, Caller caller, Done<JobReply> done);
   // kNotFound as Cancel; else as Core says.
   void ChangeJob(std::string job, ChangeJobEvent::Change change, std::string reason, Caller caller,
-                 Done<JobReply> done);
+                 Done<JobReply> done, int32_t ranks = 0);
   // By name.
   void ListWorkers(Done<std::vector<v1::Worker>> done);
   // Why a job waits, or what would become of a spec. kNotFound as Cancel.

@@ -18,6 +18,7 @@ constexpr Rule kRules[] = {
     {"JobService.HoldJob", Need::kSubmitter, true, true},
     {"JobService.ReleaseJob", Need::kSubmitter, true, true},
     {"JobService.RequeueJob", Need::kSubmitter, true, true},
+    {"JobService.ResizeJob", Need::kSubmitter, true, true},
     {"JobService.GetUsage", Need::kViewer, false, false},
     {"JobService.GetRankMaps", Need::kViewer, false, false},
     {"JobService.GetQueues", Need::kViewer, false, false},

@@ -74,12 +74,14 @@ struct ChangeJobEvent {
     kHold,     // one that waits does not start
     kRelease,  // one that is held waits in its queue again
     kRequeue,  // stop it now; it stays in its queue
+    kResize,   // give it another number of ranks, `ranks`
   };
   CallId call;
   std::string job;  // name or id
   Change change = Change::kPreempt;
   std::string reason;  // for people; may be empty
   Caller caller;
+  int32_t ranks = 0;  // of kResize; 0: the scheduler decides
 };
 struct SessionOpened {  // Hello
   SessionId session;

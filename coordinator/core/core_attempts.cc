@@ -118,7 +118,8 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
-  const WaitingJob waiting = AsWaiting(job);
+  WaitingJob waiting = AsWaiting(job);
+  if (job.elastic()) waiting = AtSize(waiting, static_cast<int32_t>(placements.size()));
   *attempt.mutable_cost() = CostOf(workers_.slots(), waiting, placements);
   state.clear_queued();
   state.clear_expected_end();
@@ -411,7 +412,8 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   TellWorkers(job, turn);
   if (reason.yields) {
     job.state.set_after_release(v1::JOB_STATE_QUEUED);
-    Transition(job, JobEvent::kPreempt, state.stop_message(), turn);
+    Transition(job, reason.resizes ? JobEvent::kResize : JobEvent::kPreempt, state.stop_message(),
+               turn);
     job.waiting.Clear();
     job.waiting.set_code(v1::WAIT_CODE_RELEASING);
     return FreeAllSlots(job, turn);
@@ -537,7 +539,10 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   turn.Persist(job.id());
   turn.Reschedule();
   if (end.counted()) job.state.set_failures(job.state.failures() + 1);
-  if (job.state.state() == v1::JOB_STATE_PREEMPTING) return AfterYield(job, turn);
+  if (job.state.state() == v1::JOB_STATE_PREEMPTING ||
+      job.state.state() == v1::JOB_STATE_RESIZING) {
+    return AfterYield(job, turn);
+  }
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
       Transition(job, JobEvent::kCompleted,

@@ -66,7 +66,8 @@ v1::WaitReason CoreImpl::WaitFor(const v1::JobSpec& spec,
   v1::WaitReason reason;
   reason.set_code(v1::WAIT_CODE_AFTER);
   reason.set_queue(spec.queue());
-  reason.set_ranks(spec.resources().ranks());
+  reason.set_ranks(spec.resources().has_rank_range() ? spec.resources().rank_range().min()
+                                                     : spec.resources().ranks());
   reason.set_device(spec.resources().device());
   reason.set_group(1);
   *reason.mutable_after() = after;

@@ -357,6 +357,9 @@ void CoreImpl::ReservationsChanged(Turn& turn) {
   }
   deadlines_.Set(kReservationsDue, next);
   for (const auto& [sequence, id] : jobs_.live()) {
+    scheduling_.ChangeRunning(id, [&](RunningJob& running) {
+      if (running.elastic != nullptr) running.elastic = ElasticityOf(*jobs_.Find(id));
+    });
     if (!scheduling_.Waits(id)) continue;
     scheduling_.Remove(id);
     scheduling_.Add(AsWaiting(*jobs_.Find(id)));

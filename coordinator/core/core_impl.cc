@@ -73,10 +73,8 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       *loaded.state.mutable_not_before() = ToProto(latest);
     }
     JobEntry& job = jobs_.Add(std::move(loaded));
-    if (!job.has_attempt()) {
-      RecoverKept(job);
-      continue;
-    }
+    RecoverKept(job);
+    if (!job.has_attempt()) continue;
     for (const v1::Placement& placement : job.attempt.placements()) {
       if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
@@ -477,6 +475,10 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
     case v1::JOB_STATE_HELD:
       claim(!attempt && !job.held_by().empty(), "held with a live attempt, or by nobody");
       break;
+    case v1::JOB_STATE_RESIZING:
+      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING && job.stop_cause() == v1::CAUSE_RESIZED,
+            "resizing without an attempt that stops for that");
+      break;
     case v1::JOB_STATE_PREEMPTING:
       claim(attempt && state == v1::ATTEMPT_STATE_STOPPING &&
                 job.stop_cause() != v1::CAUSE_UNSPECIFIED,
@@ -496,7 +498,8 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   if (!attempt) return;
   const v1::AttemptRow& live = entry.attempt;
   claim(live.epoch() == job.epoch(), "attempt of another epoch");
-  claim(live.placements_size() == entry.spec().resources().ranks(), "a gang that is not whole");
+  claim(std::binary_search(entry.sizes().begin(), entry.sizes().end(), live.placements_size()),
+        "a gang that is not whole, or of a size that it does not have");
   claim(entry.gang.size() == live.placements_size(), "rank map and placements differ");
   for (int rank = 0; rank < live.placements_size(); ++rank) {
     claim(live.placements(rank).rank() == rank, "ranks are not dense");

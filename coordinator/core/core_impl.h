@@ -87,7 +87,9 @@ class CoreImpl : public Core {
   // Adds the job to those that wait, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
   WaitingJob AsWaiting(const JobEntry& job) const;
-  static RunningJob AsRunning(const JobEntry& job);
+  RunningJob AsRunning(const JobEntry& job) const;
+  // How the job may be resized while it runs; null: not at all.
+  std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const;
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
@@ -105,6 +107,10 @@ class CoreImpl : public Core {
   absl::Status Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
   void CarryOut(const Preempt& preempt, Turn& turn);
   void CarryOut(const GiveUpKept& give_up, Turn& turn);
+  void CarryOut(const Resize& resize, Turn& turn);
+  // Keeps slots for the job. Requires: none are kept for it.
+  void KeepSlots(JobEntry& job, const std::vector<Slot>& slots);
+  absl::Status SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
   // The slots that are kept for the job, if any, are free again.
   void DropKept(JobEntry& job, Turn& turn);
   // Takes over what is stored of slots kept for a job that waits; those on workers that are gone
@@ -156,8 +162,9 @@ class CoreImpl : public Core {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
-    int32_t peer = -1;    // the rank that `rank` could not reach; -1 = that is not why
-    bool yields = false;  // not for a failure: the job goes back to its queue
+    int32_t peer = -1;     // the rank that `rank` could not reach; -1 = that is not why
+    bool yields = false;   // not for a failure: the job goes back to its queue
+    bool resizes = false;  // it yields, and slots are kept for it
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   // Tells every worker of the attempt what is desired now.

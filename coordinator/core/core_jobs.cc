@@ -8,6 +8,7 @@
 #include "coordinator/core/traffic.h"
 #include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 #include "security/authorize.h"
@@ -67,9 +68,15 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
-  const v1::ResourceSpec& resources = event.spec.resources();
-  reply.status =
-      scheduling_.tree().CheckJob(event.spec.queue(), resources.device(), resources.ranks());
+  // An elastic job has to fit with its smallest size.
+  const std::vector<int32_t> sizes = spec::SizesOf(event.spec);
+  if (sizes.empty()) {
+    reply.status = absl::InvalidArgumentError("resources.ranks: no number of ranks is possible");
+    turn.Act(std::move(reply));
+    return;
+  }
+  reply.status = scheduling_.tree().CheckJob(event.spec.queue(), event.spec.resources().device(),
+                                             sizes.front());
   if (!reply.status.ok()) {
     turn.Act(std::move(reply));
     return;
@@ -128,9 +135,9 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
   }
   const std::string why = "cancelled by a user";
   if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
+    if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) DropKept(job, turn);
     if (!job.has_attempt()) {
       job.state.set_message(why);
-      DropKept(job, turn);
       if (scheduling_.Remove(job.id())) turn.Reschedule();
       Transition(job, JobEvent::kCancelIdle, why, turn);
     } else if (job.up()) {
@@ -239,7 +246,10 @@ void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
 }
 
 WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
-  const v1::JobSpec& spec = job.spec();
+  const std::vector<int32_t> sizes = job.allowed_sizes();
+  v1::JobSpec largest;
+  if (job.elastic()) largest = spec::AtSize(job.spec(), sizes.back());
+  const v1::JobSpec& spec = job.elastic() ? largest : job.spec();
   WaitingJob waiting;
   waiting.id = job.id();
   waiting.name = job.name();
@@ -258,7 +268,21 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
   waiting.tenant = TenantOf(spec);
   if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
-  return waiting;
+  if (!job.elastic()) return waiting;
+  waiting.sizes = sizes;
+  waiting.traffic_of_largest = waiting.traffic;
+  WaitingJob smallest = AtSize(waiting, sizes.front());
+  smallest.sizes = std::move(waiting.sizes);
+  smallest.traffic_of_largest = std::move(waiting.traffic_of_largest);
+  return smallest;
+}
+
+std::shared_ptr<const Elasticity> CoreImpl::ElasticityOf(const JobEntry& job) const {
+  if (!spec::ResizesWhileRunning(job.spec())) return nullptr;
+  const bool asked = job.state.ranks_wanted() != 0;
+  if (!asked && job.sizes().size() < 2) return nullptr;
+  return std::make_shared<const Elasticity>(
+      Elasticity{AsWaiting(job), FromProto(job.spec().preemption().grow_after()), asked});
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
@@ -272,14 +296,15 @@ void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
 }
 
-RunningJob CoreImpl::AsRunning(const JobEntry& job) {
+RunningJob CoreImpl::AsRunning(const JobEntry& job) const {
   const v1::JobSpec& spec = job.spec();
   RunningJob running;
   running.name = job.name();
   running.queue = spec.queue();
   running.priority = spec.priority();
   running.device = spec.resources().device();
-  running.ranks = spec.resources().ranks();
+  running.ranks = job.size();
+  running.elastic = ElasticityOf(job);
   running.stopping = job.has_attempt() && !job.up();
   running.started_at = FromProto(job.attempt.started());
   running.saved_at = running.started_at;
@@ -322,9 +347,8 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     entry.fixed.set_id("(the spec)");  // no job has such an id
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
     *entry.state.mutable_queued() = ToProto(now);
-    const v1::ResourceSpec& resources = entry.spec().resources();
-    RETURN_IF_ERROR(
-        scheduling_.tree().CheckJob(entry.spec().queue(), resources.device(), resources.ranks()));
+    RETURN_IF_ERROR(scheduling_.tree().CheckJob(
+        entry.spec().queue(), entry.spec().resources().device(), entry.sizes().front()));
     entry.fixed.set_submit_sequence(jobs_.NextSequence());
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());
@@ -346,7 +370,9 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     out.placements = std::move(forecast.start->placements);
     JobEntry entry;
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
-    *out.job.mutable_placement_cost() = CostOf(workers_.slots(), AsWaiting(entry), out.placements);
+    WaitingJob placed = AsWaiting(entry);
+    if (entry.elastic()) placed = AtSize(placed, static_cast<int32_t>(out.placements.size()));
+    *out.job.mutable_placement_cost() = CostOf(workers_.slots(), placed, out.placements);
     for (v1::Placement& placement : out.placements) {
       placement.set_host(workers_.Find(WorkerId(placement.worker()))->row.host());
     }

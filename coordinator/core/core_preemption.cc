@@ -1,4 +1,5 @@
 // Jobs that stop for others or because a user says so, slots that are kept meanwhile, and holds.
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -8,12 +9,23 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "proto/job_state.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 #include "security/authorize.h"
 
 namespace muster::coordinator {
 namespace {
+
+// "2, 4 and 8"; of many the first and the last.
+std::string SizesText(const std::vector<int32_t>& sizes) {
+  constexpr size_t kNamedMax = 16;
+  std::vector<int32_t> named(
+      sizes.begin(), sizes.begin() + static_cast<int64_t>(std::min(kNamedMax, sizes.size())));
+  std::string text = absl::StrJoin(named, ", ");
+  if (sizes.size() > kNamedMax) absl::StrAppend(&text, ", ..., ", sizes.back());
+  return text;
+}
 
 absl::Status WrongState(const JobEntry& job, absl::string_view why) {
   return absl::FailedPreconditionError(
@@ -30,15 +42,7 @@ void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
   for (const JobId& id : eviction.outbid) DropKept(*jobs_.Find(id), turn);
   DropKept(winner, turn);
   const v1::JobSpec& spec = winner.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), AsWaiting(winner).tenant, {}};
-  for (const Slot& slot : eviction.slots) {
-    workers_.Keep(slot.worker, slot.device, winner.id());
-    v1::KeptSlot& stored = *winner.state.add_kept();
-    stored.set_worker(slot.worker.value());
-    stored.set_device(slot.device);
-    kept.slots.insert(slot);
-  }
-  scheduling_.Keep(winner.id(), std::move(kept));
+  KeepSlots(winner, eviction.slots);
   std::vector<std::string> stopped;
   for (const JobId& id : eviction.stopped) {
     const JobEntry& job = *jobs_.Find(id);
@@ -56,6 +60,39 @@ void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
                        spec.priority(), ")"),
           turn);
   }
+}
+
+void CoreImpl::CarryOut(const Resize& resize, Turn& turn) {
+  JobEntry& job = *jobs_.Find(resize.resized.job);
+  const size_t ranks = resize.resized.slots.size();
+  std::string why = absl::StrCat("from ", job.size(), " to ", ranks, " rank(s): ");
+  if (!resize.for_job.value().empty()) {
+    const JobEntry& other = *jobs_.Find(resize.for_job);
+    absl::StrAppend(&why, "devices are wanted for job ", other.name(), " (priority ",
+                    other.spec().priority(), ")");
+  } else if (job.state.ranks_wanted() != 0) {
+    absl::StrAppend(&why, "a user asked for it");
+  } else {
+    absl::StrAppend(&why, "devices are free that no job waits for");
+  }
+  KeepSlots(job, resize.resized.slots);
+  v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
+  row.set_message(absl::StrCat(ranks, " slot(s) are kept for it, with which it goes on"));
+  turn.Log(std::move(row));
+  Stop(job, {.cause = v1::CAUSE_RESIZED, .message = why, .yields = true, .resizes = true}, turn);
+}
+
+void CoreImpl::KeepSlots(JobEntry& job, const std::vector<Slot>& slots) {
+  const v1::JobSpec& spec = job.spec();
+  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), TenantOf(spec), {}};
+  for (const Slot& slot : slots) {
+    workers_.Keep(slot.worker, slot.device, job.id());
+    v1::KeptSlot& stored = *job.state.add_kept();
+    stored.set_worker(slot.worker.value());
+    stored.set_device(slot.device);
+    kept.slots.insert(slot);
+  }
+  scheduling_.Keep(job.id(), std::move(kept));
 }
 
 void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
@@ -80,7 +117,7 @@ void CoreImpl::DropKept(JobEntry& job, Turn& turn) {
 void CoreImpl::RecoverKept(JobEntry& job) {
   if (job.state.kept().empty()) return;
   const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), AsWaiting(job).tenant, {}};
+  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), TenantOf(spec), {}};
   for (const v1::KeptSlot& slot : job.state.kept()) {
     workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id());
     kept.slots.insert({WorkerId(slot.worker()), slot.device()});
@@ -94,6 +131,7 @@ void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {
 
 void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
   if (job.gang.completed() == job.gang.size()) {
+    DropKept(job, turn);
     return Transition(job, JobEvent::kCompleted, "trained all steps before it could be stopped",
                       turn);
   }
@@ -149,8 +187,52 @@ absl::Status CoreImpl::Change(JobEntry& job, const ChangeJobEvent& event, Turn& 
       return absl::OkStatus();
     case Change::kRequeue:
       return Requeue(job, absl::StrCat("requeued ", why), turn);
+    case Change::kResize:
+      return SetSize(job, event, turn);
   }
   return absl::InternalError("no such change of a job");
+}
+
+absl::Status CoreImpl::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
+  if (!job.elastic()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job.fixed.id(), " is not elastic: its resources.ranks is ",
+                     job.spec().resources().ranks(), ", not a range {min: ..., max: ...}"));
+  }
+  const std::vector<int32_t>& sizes = job.sizes();
+  if (event.ranks != 0 && !std::binary_search(sizes.begin(), sizes.end(), event.ranks)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks: job ", job.fixed.id(), " cannot run with ", event.ranks,
+                     "; it can with ", SizesText(sizes), ", or auto"));
+  }
+  if (job.up() && event.ranks != 0 && event.ranks != job.size() &&
+      !spec::ResizesWhileRunning(job.spec())) {
+    return WrongState(
+        job, job.runs_command()
+                 ? ": its command does not say that it goes on from a checkpoint with other ranks "
+                   "(resources.ranks.resumes), so that it cannot be resized while it runs"
+                 : ": it has no `checkpoint`, so that it would start over; it cannot be resized "
+                   "while it runs");
+  }
+  if (job.state.ranks_wanted() == event.ranks) return absl::OkStatus();
+  job.state.set_ranks_wanted(event.ranks);
+  v1::Event row = About(job, v1::EVENT_KIND_RESIZE_ASKED);
+  row.set_message(
+      absl::StrCat(event.ranks == 0 ? "its number of ranks is left to the scheduler"
+                                    : absl::StrCat("it is to have ", event.ranks, " rank(s)"),
+                   ", by ", event.caller.actor, event.reason.empty() ? "" : ": ", event.reason));
+  turn.Log(std::move(row));
+  turn.Persist(job.id());
+  scheduling_.ChangeRunning(job.id(),
+                            [&](RunningJob& running) { running.elastic = ElasticityOf(job); });
+  if (scheduling_.Waits(job.id())) {
+    // It is another job to the scheduler.
+    DropKept(job, turn);
+    scheduling_.Remove(job.id());
+    Wait(job, turn);
+  }
+  turn.Reschedule();
+  return absl::OkStatus();
 }
 
 absl::Status CoreImpl::Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
@@ -215,7 +297,7 @@ v1::WaitReason CoreImpl::HeldReason(const JobEntry& job) {
   v1::WaitReason reason;
   reason.set_code(v1::WAIT_CODE_HELD);
   reason.set_queue(job.spec().queue());
-  reason.set_ranks(job.spec().resources().ranks());
+  reason.set_ranks(job.allowed_sizes().front());
   reason.set_device(job.spec().resources().device());
   reason.set_held_by(job.state.held_by());
   *reason.mutable_held_since() = job.state.held_since();
@@ -233,8 +315,10 @@ void CoreImpl::CheckKept(std::vector<std::string>& broken) const {
       broken.push_back(absl::StrCat("job ", id.value(), ": the scheduler keeps ", known,
                                     " slots for it, not ", job.state.kept_size()));
     }
-    if (job.state.kept_size() > 0 && !scheduling_.Waits(id)) {
-      broken.push_back(absl::StrCat("job ", id.value(), ": slots are kept, but it does not wait"));
+    if (job.state.kept_size() > 0 && !scheduling_.Waits(id) &&
+        job.state.state() != v1::JOB_STATE_RESIZING) {
+      broken.push_back(absl::StrCat("job ", id.value(),
+                                    ": slots are kept, but it neither waits nor is resized"));
     }
     if (!job.live() && !job.state.held_by().empty()) {
       broken.push_back(absl::StrCat("job ", id.value(), " has ended and is held"));

@@ -6,6 +6,7 @@
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -532,6 +533,7 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
 absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   switch (job.state.stop_cause()) {
     case v1::CAUSE_PREEMPTED:
+    case v1::CAUSE_RESIZED:
       // Its ranks were not asked to stop when one of them was ended by somebody else. A job of
       // before there was such a field has none.
       if (job.state.stop_rank() >= 0 || !job.spec().preemption().has_grace()) {
@@ -540,7 +542,6 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
       return FromProto(job.spec().preemption().grace());
     case v1::CAUSE_UNSPECIFIED:
     case v1::CAUSE_CANCELLED:
-    case v1::CAUSE_RESIZED:
     case v1::CAUSE_MAINTENANCE:
     case v1::CAUSE_TIME_LIMIT:
       return config_.stop_grace;
@@ -557,8 +558,12 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   out.set_epoch(job.epoch().value());
   out.set_stop_grace_ms(absl::ToInt64Milliseconds(StopGraceOf(job)));
   out.set_phase(PropertiesOf(job.state.attempt_state()).asked);
+  // Ranks know one size, that of their attempt.
+  v1::JobSpec sized;
+  if (job.elastic()) sized = spec::AtSize(job.spec(), job.gang.size());
+  const v1::JobSpec& spec = job.elastic() ? sized : job.spec();
   if (worker.takes_spec_once) {
-    *out.mutable_spec() = job.spec();
+    *out.mutable_spec() = spec;
     *out.mutable_restore() = job.attempt.restore();
   }
   const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
@@ -592,7 +597,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
       }
     }
     if (worker.takes_spec_once) continue;
-    *rank.mutable_spec() = job.spec();
+    *rank.mutable_spec() = spec;
     *rank.mutable_restore() = job.attempt.restore();
   }
   return out;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/elastic.h"
 
 namespace muster::coordinator {
 namespace {
@@ -29,6 +30,7 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_last_committed_step(state.last_committed_step());
   if (entry.waiting.code() != v1::WAIT_CODE_UNSPECIFIED) *job.mutable_waiting() = entry.waiting;
   job.set_message(state.message());
+  job.set_ranks_wanted(state.ranks_wanted());
   job.set_attempt_state(state.attempt_state());
   if (state.has_started()) *job.mutable_started() = state.started();
   if (state.has_ended()) *job.mutable_ended() = state.ended();
@@ -46,6 +48,7 @@ void AddSpec(const JobEntry& entry, v1::Job& job) {
   *job.mutable_spec() = entry.fixed.spec();
   *job.mutable_submitted() = entry.fixed.submitted();
   job.set_owner(entry.fixed.owner());
+  if (entry.elastic()) job.mutable_sizes()->Add(entry.sizes().begin(), entry.sizes().end());
 }
 
 void AddRanks(const JobEntry& entry, v1::Job& job) {
@@ -86,6 +89,17 @@ absl::Status ForEachRow(Store& store, Table table, size_t numbers, std::map<JobI
 }
 
 }  // namespace
+
+const std::vector<int32_t>& JobEntry::sizes() const {
+  if (sizes_known.empty()) sizes_known = spec::SizesOf(spec());
+  if (sizes_known.empty()) sizes_known.push_back(spec().resources().ranks());
+  return sizes_known;
+}
+
+std::vector<int32_t> JobEntry::allowed_sizes() const {
+  if (state.ranks_wanted() != 0) return {state.ranks_wanted()};
+  return sizes();
+}
 
 v1::Job JobEntry::View() const {
   v1::Job job;

@@ -59,6 +59,13 @@ struct JobEntry {
   bool account_changed = false;
   v1::Usage usage;  // Job.usage, as of the last change of `account`
 
+  // The numbers of ranks that the spec allows, ascending (spec::SizesOf); found when they are first
+  // asked for, as a spec never changes.
+  const std::vector<int32_t>& sizes() const;
+  // The numbers that it may have now: the one that its user asked for, else all of them.
+  std::vector<int32_t> allowed_sizes() const;
+  bool elastic() const { return spec().resources().has_rank_range(); }
+
   JobId id() const { return JobId(fixed.id()); }
   const std::string& name() const { return fixed.name(); }
   const v1::JobSpec& spec() const { return fixed.spec(); }
@@ -76,6 +83,9 @@ struct JobEntry {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};
   }
 
+  // Of the newest attempt; 0 before the first.
+  int32_t size() const { return attempt.placements_size(); }
+
   // The job as users see it.
   v1::Job View() const;
   // The parts that changed since the last call. Ranks that are left out stay changed.
@@ -89,6 +99,8 @@ struct JobEntry {
   void PutAttempt(Batch& batch) const;
   // Removes all rows.
   void Delete(Batch& batch) const;
+
+  mutable std::vector<int32_t> sizes_known;  // what sizes() found; empty before
 };
 
 // Reads the rows of all jobs, by submit sequence. kDataLoss names the row that cannot be read, or

@@ -23,12 +23,13 @@ namespace muster::coordinator {
 //      kReleased
 //
 //   PLACING, STARTING, RUNNING --- kPreempt ---> PREEMPTING --- kYielded ---> QUEUED
-//   QUEUED, RECOVERING, PREEMPTING --- kHold ---> HELD --- kUnhold ---> QUEUED
+//   PLACING, STARTING, RUNNING --- kResize ----> RESIZING ----- kYielded ---> QUEUED
+//   QUEUED, RECOVERING, PREEMPTING, RESIZING --- kHold ---> HELD --- kUnhold ---> QUEUED
 //
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
 // is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after
 // that proof. A job whose dependencies cannot hold any more goes from QUEUED or HELD to FAILED
-// (kCannotStart). RESIZING is reserved: no transition enters it.
+// (kCannotStart).
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -43,11 +44,12 @@ enum class JobEvent {
   kCancelIdle,     // cancelled without one
   kReleased,       // the attempt of a cancelled job is released
   kPreempt,        // asked to stop for another job, or by a user
-  kYielded,        // released after that
+  kResize,         // asked to stop, to go on with another number of ranks
+  kYielded,        // released after one of these
   kHold,           // without an attempt, and kept from getting one
   kUnhold,         // that ends
 };
-constexpr size_t kJobEventCount = 16;
+constexpr size_t kJobEventCount = 17;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
 
 struct JobTransition {
@@ -83,6 +85,13 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCompleted, v1::JOB_STATE_SUCCEEDED},
     JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
     JobTransition{v1::JOB_STATE_PREEMPTING, JobEvent::kHold, v1::JOB_STATE_HELD},
+    JobTransition{v1::JOB_STATE_PLACING, JobEvent::kResize, v1::JOB_STATE_RESIZING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kResize, v1::JOB_STATE_RESIZING},
+    JobTransition{v1::JOB_STATE_RUNNING, JobEvent::kResize, v1::JOB_STATE_RESIZING},
+    JobTransition{v1::JOB_STATE_RESIZING, JobEvent::kYielded, v1::JOB_STATE_QUEUED},
+    JobTransition{v1::JOB_STATE_RESIZING, JobEvent::kCompleted, v1::JOB_STATE_SUCCEEDED},
+    JobTransition{v1::JOB_STATE_RESIZING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_RESIZING, JobEvent::kHold, v1::JOB_STATE_HELD},
     JobTransition{v1::JOB_STATE_QUEUED, JobEvent::kHold, v1::JOB_STATE_HELD},
     JobTransition{v1::JOB_STATE_RECOVERING, JobEvent::kHold, v1::JOB_STATE_HELD},
     JobTransition{v1::JOB_STATE_HELD, JobEvent::kUnhold, v1::JOB_STATE_QUEUED},

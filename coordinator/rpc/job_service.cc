@@ -114,6 +114,12 @@ class JobService : public v1::JobService::CallbackService {
     return ChangeJob(context, "JobService.PreemptJob", ChangeJobEvent::Change::kPreempt, *request,
                      response);
   }
+  grpc::ServerUnaryReactor* ResizeJob(grpc::CallbackServerContext* context,
+                                      const v1::ResizeJobRequest* request,
+                                      v1::Job* response) override {
+    return ChangeJob(context, "JobService.ResizeJob", ChangeJobEvent::Change::kResize, *request,
+                     response, request->ranks());
+  }
   grpc::ServerUnaryReactor* SuspendJob(grpc::CallbackServerContext* context,
                                        const v1::ChangeJobRequest* request,
                                        v1::Job* response) override {
@@ -308,9 +314,10 @@ class JobService : public v1::JobService::CallbackService {
 
  private:
   // `rule`: the RPC's, "JobService.PreemptJob".
+  template <typename Request>
   grpc::ServerUnaryReactor* ChangeJob(grpc::CallbackServerContext* context, const char* rule,
-                                      ChangeJobEvent::Change change,
-                                      const v1::ChangeJobRequest& request, v1::Job* response) {
+                                      ChangeJobEvent::Change change, const Request& request,
+                                      v1::Job* response, int32_t ranks = 0) {
     const char* const method = rule + sizeof("JobService.") - 1;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::StatusOr<Admitted> caller =
@@ -330,7 +337,8 @@ class JobService : public v1::JobService::CallbackService {
         [this, reactor, method, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
           if (reply.ok()) *response = std::move(reply->job);
           Finish(reactor, method, reply.status());
-        });
+        },
+        ranks);
     return reactor;
   }
 

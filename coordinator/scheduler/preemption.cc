@@ -1,9 +1,11 @@
 #include "coordinator/scheduler/preemption.h"
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 #include <utility>
 
+#include "base/check.h"
 #include "coordinator/scheduler/placement.h"
 
 namespace muster::coordinator {
@@ -20,6 +22,10 @@ struct Candidate {
   // Of the jobs of another queue: that queue or one above it, which must use more than is
   // guaranteed to it. kNone: it is of the same queue.
   int borrows = QueueTree::kNone;
+  std::shared_ptr<const Elasticity> elastic = nullptr;  // it may shrink
+  // What the search leaves to it now, and before it is stopped: all its ranks, or fewer.
+  int64_t keeps = 0;
+  int64_t base = 0;
 };
 
 // Slots taken from their holders for a while; all are given back when it is destroyed.
@@ -52,6 +58,14 @@ class Taken {
     slots = SlotsOf(job);
     for (const Slot& slot : slots) before_.emplace(slot, job);
     SetAll(slots, JobId());
+  }
+  // Of a job that was freed, the workers on which it had slots.
+  std::set<WorkerId> WorkersOf(const JobId& job) const {
+    std::set<WorkerId> workers(index_.WorkersOf(job).begin(), index_.WorkersOf(job).end());
+    const auto freed = of_.find(job);
+    if (freed == of_.end()) return workers;
+    for (const Slot& slot : freed->second) workers.insert(slot.worker);
+    return workers;
   }
   // Undoes Free.
   void Return(const JobId& job) { SetAll(of_[job], job); }
@@ -86,22 +100,29 @@ class Search {
   std::optional<Eviction> Run(absl::Time& retry_at) {
     const int64_t gained = FindCandidates(retry_at);
     if (candidates_.empty() || gained < job_.ranks) return std::nullopt;
+    for (Candidate& candidate : candidates_) candidate.keeps = candidate.base = candidate.ranks;
     FreeWhatIsReleased();
     if (Fits()) return std::nullopt;
+    Shrink();
     std::optional<Choice> best;
-    for (const std::vector<const Candidate*>& order : {Cheapest(), ByWorker()}) {
-      std::optional<Choice> choice = Choose(order);
-      if (!choice.has_value()) continue;
-      if (!best.has_value() || choice->cost < best->cost) best = std::move(choice);
+    if (Fits()) {
+      best.emplace();  // nobody has to be stopped
+    } else {
+      for (const std::vector<Candidate*>& order : {Cheapest(), ByWorker()}) {
+        std::optional<Choice> choice = Choose(order);
+        if (!choice.has_value()) continue;
+        if (!best.has_value() || choice->cost < best->cost) best = std::move(choice);
+      }
     }
     if (!best.has_value()) return std::nullopt;
-    return Result(*std::move(best));
+    for (Candidate* victim : best->victims) Leave(*victim, 0);
+    Unshrink();
+    return Result(*best);
   }
 
  private:
   struct Choice {
-    std::vector<const Candidate*> victims;
-    std::vector<Slot> slots;
+    std::vector<Candidate*> victims;
     double cost = 0;
   };
 
@@ -165,7 +186,8 @@ class Search {
                                .queue = source.queue,
                                .ranks = running.ranks,
                                .tenant = running.tenant,
-                               .borrows = source.borrows});
+                               .borrows = source.borrows,
+                               .elastic = MayShrink(running) ? running.elastic : nullptr});
       }
     });
     return slots;
@@ -189,16 +211,63 @@ class Search {
     return !Borrows(mine[at], job_.ranks) && Borrows(theirs[at], 0) ? theirs[at] : QueueTree::kNone;
   }
 
-  void Count(const Candidate& candidate, int sign) {
-    use_.Count(search_.tree, candidate.queue, job_.device, candidate.ranks, candidate.tenant, sign);
+  static bool MayShrink(const RunningJob& running) {
+    return running.elastic != nullptr && !running.elastic->asked &&
+           running.elastic->gang.sizes.front() < running.ranks;
   }
-  void Free(const Candidate& candidate) {
-    taken_.Free(candidate.id);
+
+  // Leaves so many of its ranks to the candidate. With fewer than it has, and some, its slots are
+  // free and Fits() places it anew.
+  void Leave(Candidate& candidate, int64_t ranks) {
+    if (candidate.keeps == ranks) return;
+    if (candidate.keeps == candidate.ranks) taken_.Free(candidate.id);
+    if (ranks == candidate.ranks) taken_.Return(candidate.id);
     Count(candidate, -1);
-  }
-  void Return(const Candidate& candidate) {
-    taken_.Return(candidate.id);
+    candidate.keeps = ranks;
     Count(candidate, 1);
+    if (ranks > 0 && ranks < candidate.ranks) {
+      shrunk_.insert(&candidate);
+    } else {
+      shrunk_.erase(&candidate);
+    }
+  }
+  void Count(const Candidate& candidate, int sign) {
+    if (candidate.keeps == 0) return;
+    use_.Count(search_.tree, candidate.queue, job_.device, candidate.keeps, candidate.tenant, sign);
+  }
+
+  // Every elastic candidate becomes as small as it can be, those of other queues while these
+  // borrow.
+  void Shrink() {
+    for (Candidate* candidate : Cheapest()) {
+      if (candidate->elastic == nullptr) continue;
+      if (candidate->borrows != QueueTree::kNone && !Borrows(candidate->borrows, 0)) continue;
+      Leave(*candidate, candidate->elastic->gang.sizes.front());
+      candidate->base = candidate->keeps;
+    }
+  }
+
+  // Gives back what is not needed: those whose restart costs most are left alone first.
+  void Unshrink() {
+    std::vector<Candidate*> order;
+    for (Candidate* candidate : Cheapest()) {
+      if (shrunk_.contains(candidate)) order.push_back(candidate);
+    }
+    std::sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
+      return std::make_tuple(-a->cost, a->id) < std::make_tuple(-b->cost, b->id);
+    });
+    for (Candidate* candidate : order) {
+      const int64_t least = candidate->keeps;
+      Leave(*candidate, candidate->ranks);
+      if (Fits()) continue;
+      const std::vector<int32_t>& sizes = candidate->elastic->gang.sizes;
+      auto size = std::lower_bound(sizes.begin(), sizes.end(), candidate->ranks);
+      while (size != sizes.begin() && *--size > least) {
+        Leave(*candidate, *size);
+        if (Fits()) break;
+      }
+      if (!Fits()) Leave(*candidate, least);
+    }
   }
 
   // Slots of jobs that are being stopped, unless they are kept for another job.
@@ -221,19 +290,46 @@ class Search {
     }
   }
 
+  // The job and those that are shrunk.
   bool Fits() {
-    if (search_.slots.Of(job_.device).free < job_.ranks && job_.reservations.empty()) return false;
+    int64_t wanted = job_.ranks;
+    bool reserved = !job_.reservations.empty();
+    for (const Candidate* candidate : shrunk_) {
+      wanted += candidate->keeps;
+      reserved |= !candidate->elastic->gang.reservations.empty();
+    }
+    if (search_.slots.Of(job_.device).free < wanted && !reserved) return false;
     if (queue_ != QueueTree::kNone &&
         FindLimit(search_.tree, use_, queue_, job_.device, job_.ranks, job_.tenant).has_value()) {
       return false;
     }
-    SlotIndex::Trial trial(search_.slots);
-    return PlaceGang(trial, job_).has_value();
+    return Place(nullptr, nullptr);
   }
 
-  std::vector<const Candidate*> Cheapest() const {
-    std::vector<const Candidate*> order;
-    for (const Candidate& candidate : candidates_) order.push_back(&candidate);
+  // Where they would be.
+  bool Place(std::vector<Slot>* slots, std::vector<Resized>* resized) {
+    SlotIndex::Trial trial(search_.slots);
+    const auto place = [&trial](const WaitingJob& gang, std::vector<Slot>* out) {
+      const auto placements = PlaceGang(trial, gang);
+      for (size_t i = 0; out != nullptr && placements.has_value() && i < placements->size(); ++i) {
+        out->push_back({WorkerId((*placements)[i].worker()), (*placements)[i].device()});
+      }
+      return placements.has_value();
+    };
+    if (!place(job_, slots)) return false;
+    for (const Candidate* candidate : shrunk_) {
+      const WaitingJob gang =
+          AtSize(candidate->elastic->gang, static_cast<int32_t>(candidate->keeps));
+      Resized* out =
+          resized == nullptr ? nullptr : &resized->emplace_back(Resized{candidate->id, {}});
+      if (!place(gang, out == nullptr ? nullptr : &out->slots)) return false;
+    }
+    return true;
+  }
+
+  std::vector<Candidate*> Cheapest() {
+    std::vector<Candidate*> order;
+    for (Candidate& candidate : candidates_) order.push_back(&candidate);
     std::sort(order.begin(), order.end(), [](const Candidate* a, const Candidate* b) {
       return std::make_tuple(!a->waits, a->cost, a->priority, a->id) <
              std::make_tuple(!b->waits, b->cost, b->priority, b->id);
@@ -242,10 +338,10 @@ class Search {
   }
 
   // Those that share the cheapest worker first, so that slots beside each other become free.
-  std::vector<const Candidate*> ByWorker() const {
-    std::map<WorkerId, std::pair<double, std::vector<const Candidate*>>> workers;
-    for (const Candidate* candidate : Cheapest()) {
-      for (const WorkerId& id : search_.slots.WorkersOf(candidate->id)) {
+  std::vector<Candidate*> ByWorker() {
+    std::map<WorkerId, std::pair<double, std::vector<Candidate*>>> workers;
+    for (Candidate* candidate : Cheapest()) {
+      for (const WorkerId& id : taken_.WorkersOf(candidate->id)) {
         auto& [cost, here] = workers[id];
         cost += candidate->cost;
         here.push_back(candidate);
@@ -256,28 +352,28 @@ class Search {
       ranking.emplace_back(of.first / TotalSlots(*search_.slots.Find(id), job_.device), id);
     }
     std::sort(ranking.begin(), ranking.end());
-    std::vector<const Candidate*> order;
+    std::vector<Candidate*> order;
     std::set<JobId> known;
     for (const auto& [cost, id] : ranking) {
-      for (const Candidate* candidate : workers[id].second) {
+      for (Candidate* candidate : workers[id].second) {
         if (known.insert(candidate->id).second) order.push_back(candidate);
       }
     }
     // A job that waits may have no slot yet.
-    for (const Candidate* candidate : Cheapest()) {
+    for (Candidate* candidate : Cheapest()) {
       if (known.insert(candidate->id).second) order.push_back(candidate);
     }
     return order;
   }
 
   // Candidates in this order until the gang fits, without those that it does not take.
-  std::optional<Choice> Choose(const std::vector<const Candidate*>& order) {
-    std::vector<const Candidate*> freed;
+  std::optional<Choice> Choose(const std::vector<Candidate*>& order) {
+    std::vector<Candidate*> freed;
     bool fits = false;
-    for (const Candidate* candidate : order) {
+    for (Candidate* candidate : order) {
       // What it borrows may have been taken back by now.
       if (candidate->borrows != QueueTree::kNone && !Borrows(candidate->borrows, 0)) continue;
-      Free(*candidate);
+      Leave(*candidate, 0);
       freed.push_back(candidate);
       fits = Fits();
       if (fits) break;
@@ -288,38 +384,29 @@ class Search {
       std::stable_sort(freed.begin(), freed.end(), [](const Candidate* a, const Candidate* b) {
         return std::make_pair(!a->waits, a->cost) > std::make_pair(!b->waits, b->cost);
       });
-      for (const Candidate* candidate : freed) {
-        Return(*candidate);
+      for (Candidate* candidate : freed) {
+        Leave(*candidate, candidate->base);
         if (Fits()) continue;
-        Free(*candidate);
+        Leave(*candidate, 0);
         choice->victims.push_back(candidate);
         choice->cost += candidate->cost;
       }
-      choice->slots = Placed();
       freed = choice->victims;
     }
-    for (const Candidate* candidate : freed) Return(*candidate);
+    for (Candidate* candidate : freed) Leave(*candidate, candidate->base);
     return choice;
   }
 
-  std::vector<Slot> Placed() {
-    SlotIndex::Trial trial(search_.slots);
-    const auto placements = PlaceGang(trial, job_);
-    std::vector<Slot> slots;
-    for (const v1::Placement& placement : *placements) {
-      slots.push_back({WorkerId(placement.worker()), placement.device()});
-    }
-    return slots;
-  }
-
-  static Eviction Result(Choice choice) {
+  Eviction Result(const Choice& choice) {
     Eviction eviction;
+    CHECK(Place(&eviction.slots, &eviction.resized)) << job_.id;
+    std::sort(eviction.resized.begin(), eviction.resized.end(),
+              [](const Resized& a, const Resized& b) { return a.job < b.job; });
     for (const Candidate* candidate : choice.victims) {
       (candidate->waits ? eviction.outbid : eviction.stopped).push_back(candidate->id);
     }
     std::sort(eviction.stopped.begin(), eviction.stopped.end());
     std::sort(eviction.outbid.begin(), eviction.outbid.end());
-    eviction.slots = std::move(choice.slots);
     return eviction;
   }
 
@@ -329,6 +416,11 @@ class Search {
   QueueUse use_;  // without the jobs that are freed
   Taken taken_;
   std::vector<Candidate> candidates_;
+  // In the order in which they are placed, which does not depend on addresses.
+  struct ById {
+    bool operator()(const Candidate* a, const Candidate* b) const { return a->id < b->id; }
+  };
+  std::set<const Candidate*, ById> shrunk_;
   std::map<Slot, JobId> kept_for_;
 };
 

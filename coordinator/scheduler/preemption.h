@@ -41,11 +41,18 @@ struct Kept {
 };
 using KeptSlots = std::map<JobId, Kept>;  // by the job for which they are kept
 
+// A running job that stops to go on with as many ranks as it has slots here.
+struct Resized {
+  JobId job;
+  std::vector<Slot> slots;  // to keep for it, by rank
+};
+
 // What it takes to start a job.
 struct Eviction {
-  std::vector<JobId> stopped;  // running jobs to stop, in order of id
-  std::vector<JobId> outbid;   // jobs that wait and lose the slots kept for them, in order of id
-  std::vector<Slot> slots;     // to keep for the job, by rank
+  std::vector<Resized> resized;  // running jobs that shrink, in order of id
+  std::vector<JobId> stopped;    // running jobs to stop, in order of id
+  std::vector<JobId> outbid;     // jobs that wait and lose the slots kept for them, in order of id
+  std::vector<Slot> slots;       // to keep for the job, by rank
 };
 
 struct EvictionSearch {
@@ -63,11 +70,13 @@ struct EvictionSearch {
 // whatever their priority, jobs of queues that use more than is guaranteed to them, while its own
 // queue with the job does not (both as seen from where the paths of the two queues part). A job
 // costs its work since its last checkpoint and a restart (kRestartCost), times its ranks. None is
-// stopped in vain: if one of them were left alone, the gang would not fit. Slots that are being
-// released anyway come first, and if they are enough nothing is to be done: no value, as when the
-// gang does not fit in any way. `retry_at` is set to the time at which another candidate's
-// min_runtime is over, if that is earlier. Pure. O(candidates x (slots of each + one placement));
-// O(1) where candidates have too few slots.
+// stopped in vain: if one of them were left alone, the gang would not fit. Before any of them is
+// stopped the elastic ones among them shrink, each to one of its sizes: none further than needed,
+// so that with its next larger size the gang would not fit. Slots that are being released anyway
+// come first, and if they are enough nothing is to be done: no value, as when the gang does not fit
+// in any way. `retry_at` is set to the time at which another candidate's min_runtime is over, if
+// that is earlier. Pure. O(candidates x (slots of each + one placement + sizes x (1 + elastic
+// candidates) placements)); O(1) where candidates have too few slots.
 std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const WaitingJob& job,
                                       absl::Time& retry_at);
 constexpr absl::Duration kRestartCost = absl::Minutes(1);

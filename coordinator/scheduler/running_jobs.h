@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
@@ -12,9 +13,17 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/ids.h"
+#include "coordinator/scheduler/waiting_queue.h"
 #include "muster/v1/job.pb.h"
 
 namespace muster::coordinator {
+
+// How a running job may be resized.
+struct Elasticity {
+  WaitingJob gang;            // as it would wait; its sizes are those that it may have
+  absl::Duration grow_after;  // PreemptionSpec.grow_after
+  bool asked = false;         // by its user: it gets the one size that there is, and keeps it
+};
 
 // A job that holds slots.
 struct RunningJob {
@@ -28,8 +37,9 @@ struct RunningJob {
   absl::Time started_at = absl::InfinitePast();  // when it got its devices
   // What it has done since then is lost with the attempt: its newest checkpoint, else its start.
   absl::Time saved_at = absl::InfinitePast();
-  absl::Duration min_runtime = absl::ZeroDuration();  // PreemptionSpec.min_runtime
-  std::string tenant = {};                            // label `tenant`
+  absl::Duration min_runtime = absl::ZeroDuration();    // PreemptionSpec.min_runtime
+  std::string tenant = {};                              // label `tenant`
+  std::shared_ptr<const Elasticity> elastic = nullptr;  // null: it keeps its size
 
   friend bool operator==(const RunningJob&, const RunningJob&) = default;
 };
@@ -64,6 +74,8 @@ class RunningJobs {
     return found == jobs_.end() ? nullptr : &found->second;
   }
   const std::map<JobId, RunningJob>& all() const { return jobs_; }
+  // Those that may be resized and are not being stopped.
+  const std::set<JobId>& elastic() const { return elastic_; }
   // Those that are not being stopped, the smallest priority first.
   const ByPriority& Of(v1::DeviceKind device, const std::string& queue) const {
     static const auto* const none = new ByPriority();
@@ -84,6 +96,13 @@ class RunningJobs {
     if (job.stopping) {
       Count(stopping_[job.device], id, job, sign);
       return;
+    }
+    if (job.elastic != nullptr) {
+      if (sign > 0) {
+        elastic_.insert(id);
+      } else {
+        elastic_.erase(id);
+      }
     }
     if (job.ends_at != absl::InfiniteFuture()) {
       if (sign > 0) {
@@ -110,6 +129,7 @@ class RunningJobs {
   std::map<JobId, RunningJob> jobs_;
   std::map<std::pair<v1::DeviceKind, std::string>, ByPriority> by_priority_;
   std::map<v1::DeviceKind, Peers> stopping_;
+  std::set<JobId> elastic_;
   std::set<std::pair<absl::Time, JobId>> by_end_;
 };
 

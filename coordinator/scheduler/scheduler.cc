@@ -151,6 +151,7 @@ class Planner {
       MovedOn(line->queue);
     }
     HoldReserved(absl::InfinitePast());
+    if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
     if (!reservations_.empty()) schedule_.again_at = now_ + kSharesInterval;
     return std::move(schedule_);
   }
@@ -285,19 +286,28 @@ class Planner {
       // Its own use is counted already. Jobs that are being stopped for it count until they are
       // gone.
       const Kept& kept = kept_.find(job->id)->second;
+      // An elastic job starts with as many ranks as slots are kept for it.
+      const WaitingJob sized =
+          job->sizes.empty() ? *job : AtSize(*job, static_cast<int32_t>(kept.slots.size()));
+      if (!job->sizes.empty() &&
+          !std::binary_search(job->sizes.begin(), job->sizes.end(), sized.ranks)) {
+        GiveUp(job->id);
+        schedule_.decisions.emplace_back(GiveUpKept{job->id});
+        continue;
+      }
       Uncount(kept);
       const int queue = tree_.Find(job->queue);
       const bool limited =
           queue != QueueTree::kNone &&
-          FindLimit(tree_, use_, queue, job->device, job->ranks, job->tenant).has_value();
-      auto placements = limited ? std::nullopt : TryPlace(*job);
+          FindLimit(tree_, use_, queue, job->device, sized.ranks, job->tenant).has_value();
+      auto placements = limited ? std::nullopt : TryPlace(sized);
       Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()),
             kept.tenant, 1);
       if (placements.has_value()) {
         settled_.insert(job->id);
         Uncount(kept);
         kept_.erase(job->id);
-        Place(*job, *std::move(placements), /*in_turn=*/true);
+        Place(sized, *std::move(placements), /*in_turn=*/true);
       } else if (StillKept(evictions(), job->id, kept_.find(job->id)->second)) {
         settled_.insert(job->id);
         const WaitingJob& waits = *job;  // a lambda cannot hold a structured binding
@@ -345,26 +355,108 @@ class Planner {
       settled_.erase(id);
     }
     stopped_.insert(eviction->stopped.begin(), eviction->stopped.end());
-    Kept& kept = kept_[job.id];
-    kept = {job.queue, job.priority, job.device, job.tenant, {}};
-    for (const Slot& slot : eviction->slots) {
-      kept.slots.insert(slot);
-      const SlotView* view = FindSlot(index_, slot);
-      if (view != nullptr && !view->held()) attempted_.Give(slot, JobId(), job.id);
-    }
+    for (Resized& resized : eviction->resized) DecideResize(std::move(resized), job.id);
+    eviction->resized.clear();
+    Keep(job, eviction->slots);
     settled_.insert(job.id);
     largest_holders_.erase(job.device);
-    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
     Explain(job, [&] { return KeptFor(job); });
     schedule_.decisions.emplace_back(Preempt{job.id, *std::move(eviction)});
     return true;
   }
 
+  // Keeps slots for a job: those that are free, and others once their holders have released them.
+  void Keep(const WaitingJob& job, const std::vector<Slot>& slots) {
+    Kept& kept = kept_[job.id];
+    kept = {job.queue, job.priority, job.device, job.tenant, {}};
+    for (const Slot& slot : slots) {
+      kept.slots.insert(slot);
+      const SlotView* view = FindSlot(index_, slot);
+      if (view != nullptr && !view->held()) attempted_.Give(slot, JobId(), job.id);
+    }
+    Count(tree_.Find(job.queue), job.device, static_cast<int64_t>(slots.size()), job.tenant, 1);
+  }
+
+  // ---- elastic jobs that run
+
+  void DecideResize(Resized resized, const JobId& for_job) {
+    const RunningJob& running = *running_.Find(resized.job);
+    stopped_.insert(resized.job);
+    largest_holders_.erase(running.device);
+    Keep(running.elastic->gang, resized.slots);
+    schedule_.decisions.emplace_back(Resize{std::move(resized), for_job});
+  }
+
+  void ResizeRunning() {
+    std::vector<std::pair<int32_t, JobId>> order;
+    for (const JobId& id : running_.elastic()) {
+      if (!stopped_.contains(id)) order.emplace_back(-running_.Find(id)->priority, id);
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [priority, id] : order) {
+      if (std::optional<Resized> resized = NewSize(id, *running_.Find(id)); resized.has_value()) {
+        DecideResize(*std::move(resized), JobId());
+      }
+    }
+  }
+
+  // What becomes of a running job for which no other one has to shrink.
+  std::optional<Resized> NewSize(const JobId& id, const RunningJob& running) {
+    const Elasticity& elastic = *running.elastic;
+    const std::vector<int32_t>& sizes = elastic.gang.sizes;
+    const bool reserved = !elastic.gang.reservations.empty();
+    const int64_t most = reserved ? sizes.back() : running.ranks + index_.Of(running.device).free;
+    if (elastic.asked) {
+      if (sizes.front() == running.ranks) return std::nullopt;
+      if (sizes.front() > running.ranks && wanted_.contains(running.device)) return std::nullopt;
+      return sizes.front() > most ? std::nullopt : Moved(id, running, sizes.front());
+    }
+    if (wanted_.contains(running.device)) return std::nullopt;
+    for (auto size = sizes.rbegin(); size != sizes.rend() && *size > running.ranks; ++size) {
+      if (*size > most) continue;
+      const absl::Time due = running.started_at + elastic.grow_after;
+      if (now_ < due) {
+        schedule_.wake_at = std::min(schedule_.wake_at, due);
+        return std::nullopt;
+      }
+      // The restart would cost more than the rest gains.
+      if (running.ends_at < now_ + std::max(elastic.grow_after, kRestartCost)) return std::nullopt;
+      if (auto moved = Moved(id, running, *size); moved.has_value()) return moved;
+    }
+    return std::nullopt;
+  }
+
+  // Where the job would be with so many ranks; its own slots count as free.
+  std::optional<Resized> Moved(const JobId& id, const RunningJob& running, int32_t ranks) {
+    const int queue = tree_.Find(running.queue);
+    if (queue != QueueTree::kNone && ranks > running.ranks) {
+      Count(queue, running.device, running.ranks, running.tenant, -1);
+      const bool limited =
+          FindLimit(tree_, use_, queue, running.device, ranks, running.tenant).has_value();
+      Count(queue, running.device, running.ranks, running.tenant, 1);
+      if (limited) return std::nullopt;
+    }
+    SlotIndex::Trial trial(attempted_.index);
+    trial.Release(id);
+    const auto placements = PlaceGang(trial, AtSize(running.elastic->gang, ranks));
+    if (!placements.has_value()) return std::nullopt;
+    Resized resized{id, {}};
+    for (const v1::Placement& placement : *placements) {
+      resized.slots.push_back({WorkerId(placement.worker()), placement.device()});
+    }
+    return resized;
+  }
+
+  // ---- jobs that wait, one by one
+
   void Consider(const WaitingJob& job, Line& line, Cursor& cursor) {
     const WaitingJob* blocker = line.blocker;
     if (blocker != nullptr) ++line.behind;
     if (cursor.misfit) ++cursor.behind;
-    if (job.not_before > now_) return Explain(job, [&] { return BackOff(job); });
+    if (job.not_before > now_) {
+      wanted_.insert(job.device);
+      return Explain(job, [&] { return BackOff(job); });
+    }
     const SlotIndex::Kind& slots = index_.Of(job.device);
     const int group = UnitOf(job, slots);
     // One that can never start holds back none.
@@ -373,17 +465,21 @@ class Planner {
       return Explain(job, [&] { return *never; });
     }
     if (blocker != nullptr && !line.reserved) {
+      wanted_.insert(job.device);
       return Explain(job, [&] { return Behind(job, *blocker); });
     }
     const std::optional<QueueLimit> limit =
         FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant);
     bool passes_over = false;  // it fits, but would delay a job in front
     if (!limit.has_value()) {
+      if (StartsLarger(job, line)) return;
       if (auto placements = TryStart(job, blocker == nullptr, passes_over);
           placements.has_value()) {
-        return Place(job, *std::move(placements), blocker == nullptr);
+        return Place(job.sizes.empty() ? job : AtSize(job, job.ranks), *std::move(placements),
+                     blocker == nullptr);
       }
     }
+    wanted_.insert(job.device);
     if (blocker != nullptr) return Explain(job, [&] { return Behind(job, *blocker); });
     if (passes_over) {
       line.blocker = &job;
@@ -399,6 +495,22 @@ class Planner {
     if (policy_.strict_fifo) Block(job, line);
     // Not `slots`: what was tried meanwhile may have moved them.
     Explain(job, [&] { return NotNow(job, index_.Of(job.device), group); });
+  }
+
+  // Starts an elastic job with the largest of its sizes above the smallest that fits.
+  bool StartsLarger(const WaitingJob& job, const Line& line) {
+    for (size_t i = job.sizes.size(); i > 1; --i) {
+      const int32_t ranks = job.sizes[i - 1];
+      if (index_.Of(job.device).free + reserved_held_ < ranks && job.reservations.empty()) continue;
+      if (FindLimit(tree_, use_, line.queue, job.device, ranks, job.tenant).has_value()) continue;
+      const WaitingJob sized = AtSize(job, ranks);
+      bool passes_over = false;
+      auto placements = TryStart(sized, /*first_of_queue=*/false, passes_over);
+      if (!placements.has_value()) continue;
+      Place(sized, *std::move(placements), line.blocker == nullptr);
+      return true;
+    }
+    return false;
   }
 
   // Why the job waits until the cluster, its queues or the job are changed. It holds back none.
@@ -754,13 +866,14 @@ class Planner {
   int64_t reserved_held_ = 0;                     // so many
   std::set<std::pair<absl::Time, JobId>> started_ends_;  // of the jobs that this plan starts
   KeptSlots kept_;
-  QueueUse use_;                // with the jobs that start and those that slots are kept for
-  std::vector<double> shares_;  // by queue
-  std::vector<Line*> first_;    // by queue + 1; of those that are not stale
-  std::vector<Line*> line_of_;  // by queue; null: nobody waits there
-  std::set<int> stale_;         // queues above which first_ is to be found anew
-  std::set<JobId> stopped_;     // jobs that this plan stops
-  std::set<JobId> settled_;     // jobs for which slots are kept, or that had some and start
+  QueueUse use_;                     // with the jobs that start and those that slots are kept for
+  std::vector<double> shares_;       // by queue
+  std::vector<Line*> first_;         // by queue + 1; of those that are not stale
+  std::vector<Line*> line_of_;       // by queue; null: nobody waits there
+  std::set<int> stale_;              // queues above which first_ is to be found anew
+  std::set<JobId> stopped_;          // jobs that this plan stops
+  std::set<v1::DeviceKind> wanted_;  // that jobs wait for which could start
+  std::set<JobId> settled_;          // jobs for which slots are kept, or that had some and start
   Schedule schedule_;
 };
 
@@ -811,8 +924,8 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
       if (started.runtime != absl::InfiniteDuration()) {
         ends.emplace(now + started.runtime, started.id);
       }
-      const Use used{cluster.tree.Find(started.queue), started.device, started.ranks,
-                     started.tenant};
+      const Use used{cluster.tree.Find(started.queue), started.device,
+                     static_cast<int64_t>(start->placements.size()), started.tenant};
       uses.insert_or_assign(started.id, used);
       use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1);
       queue.Remove(start->job);

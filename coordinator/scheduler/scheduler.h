@@ -51,7 +51,8 @@ struct Start {
   bool in_turn = false;                   // no job of its queue that holds back others is before it
 };
 // Running jobs are stopped, and the slots are kept for the job until it starts: one that waits, was
-// looked at and does not fit.
+// looked at and does not fit. Those that shrink for it have decisions of their own, before this
+// one.
 struct Preempt {
   JobId job;
   Eviction eviction;
@@ -60,7 +61,13 @@ struct Preempt {
 struct GiveUpKept {
   JobId job;
 };
-using Decision = std::variant<Start, Preempt, GiveUpKept>;
+// A running elastic job stops and goes on with as many ranks as it has slots here, which are kept
+// for it.
+struct Resize {
+  Resized resized;
+  JobId for_job;  // that gets the slots which it gives up; empty: nobody needs them
+};
+using Decision = std::variant<Start, Preempt, GiveUpKept, Resize>;
 struct Explanation {
   JobId job;
   v1::WaitReason reason;
@@ -106,6 +113,11 @@ struct Schedule {
 // x different numbers of free slots + slots taken)), where the jobs looked at are those that start
 // or back off, and for each queue and shape those that do not fit with `explained_behind` jobs
 // behind each.
+//
+// An elastic job starts with the largest of its sizes that fits. Running ones grow, those of larger
+// priority first, when slots are free that no job waits for, Elasticity::grow_after after they got
+// theirs, and not shortly before their end; those whose users asked for a size get it as soon as it
+// fits, larger ones too only while no job waits.
 Schedule Plan(const Snapshot& cluster, const WaitingQueue& queue, const SchedulePolicy& policy,
               absl::Time now);
 

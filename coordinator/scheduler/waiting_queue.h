@@ -82,10 +82,18 @@ struct WaitingJob {
   absl::Duration runtime = absl::InfiniteDuration();
   std::string tenant = {};                        // label `tenant`
   absl::Time queued_at = absl::InfiniteFuture();  // since when it waits
+  // Of an elastic job: the numbers of ranks that it may start with, ascending, of which `ranks` is
+  // the first: it waits only for so many. Empty: `ranks` alone.
+  std::vector<int32_t> sizes = {};
+  std::vector<AxisTraffic> traffic_of_largest = {};  // `traffic` with the last of `sizes`
 
   QueueOrder order() const { return {priority, submit_sequence}; }
   GangShape shape() const { return {device, ranks, group, placement, reservations}; }
 };
+
+// An elastic job as one of so many ranks, one of its sizes: the data axis varies, and with it what
+// is behind it in the numbering of ranks.
+WaitingJob AtSize(const WaitingJob& job, int32_t ranks);
 
 // Value type. Thread: one at a time. Adding and removing take O(log jobs).
 class WaitingQueue {

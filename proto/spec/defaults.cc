@@ -3,6 +3,7 @@
 #include "absl/strings/match.h"
 #include "google/protobuf/util/time_util.h"
 #include "parallel/plan/pattern.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 
@@ -15,6 +16,7 @@ using google::protobuf::util::TimeUtil;
 constexpr int32_t kPriority = 50;
 constexpr int64_t kPreemptionGraceSeconds = 60;
 constexpr int64_t kMinRuntimeSeconds = 30;
+constexpr int64_t kGrowAfterSeconds = 300;
 constexpr double kWeight = 1.0;
 constexpr double kWeightDecay = 0.1;
 constexpr double kBeta1 = 0.9;
@@ -205,6 +207,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
   if (resources.device() == v1::DEVICE_KIND_UNSPECIFIED) {
     resources.set_device(v1::DEVICE_KIND_CPU);
   }
+  if (resources.has_rank_range() && resources.ranks() == 0) {
+    resources.set_ranks(resources.rank_range().max());
+  }
   // An absent engine stays absent: Validate reports it.
   if (spec.has_engine()) {
     v1::EngineSpec& engine = *spec.mutable_engine();
@@ -230,6 +235,14 @@ void ApplyDefaults(v1::JobSpec& spec) {
     if (parallel.balance() == v1::BALANCE_UNSPECIFIED) {
       parallel.set_balance(v1::BALANCE_ESTIMATED);
     }
+    if (parallel.data() == 0 && IsElastic(spec)) {
+      // Of the largest size. Where there is none, Validate reports it.
+      parallel.set_data(1);
+      const std::vector<int32_t> sizes = SizesOf(spec);
+      if (!sizes.empty()) {
+        parallel.set_data(AtSize(spec, sizes.back()).engine().parallel().data());
+      }
+    }
     if (parallel.data() == 0) {
       // The ranks divided by the other degrees; where these do not divide them, Validate reports
       // it.
@@ -253,6 +266,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
   v1::PreemptionSpec& preemption = *spec.mutable_preemption();
   if (!preemption.has_grace()) {
     *preemption.mutable_grace() = TimeUtil::SecondsToDuration(kPreemptionGraceSeconds);
+  }
+  if (!preemption.has_grow_after() && IsElastic(spec)) {
+    *preemption.mutable_grow_after() = TimeUtil::SecondsToDuration(kGrowAfterSeconds);
   }
   if (!preemption.has_min_runtime()) {
     *preemption.mutable_min_runtime() = TimeUtil::SecondsToDuration(kMinRuntimeSeconds);

@@ -54,6 +54,12 @@ bool IsNumber(const std::string& text) {
          text.find_first_of("0123456789") != std::string::npos && absl::SimpleAtod(text, &ignored);
 }
 
+// It has no name of its own in a spec: it is written as a mapping of the field `ranks`.
+bool IsRankRange(const FieldDescriptor& field) {
+  return field.number() == v1::ResourceSpec::kRankRangeFieldNumber &&
+         field.containing_type() == v1::ResourceSpec::descriptor();
+}
+
 // The value as a message names it.
 std::string Describe(const Node& node) {
   switch (node.kind) {
@@ -99,6 +105,11 @@ class Converter {
         continue;
       }
       if (TakenOneof(*key, *field, path, seen)) continue;
+      if (v1::ResourceSpec* resources = ElasticRanks(*field, *value, message)) {
+        ConvertMessage(*value, field_path, resources->mutable_rank_range());
+        resources->set_ranks(resources->rank_range().max());
+        continue;
+      }
       ConvertField(*value, field_path, *field, message);
     }
   }
@@ -131,6 +142,16 @@ class Converter {
   }
 
  private:
+  // `ranks: {min: A, max: B}`: the message that the field is of, else null.
+  static v1::ResourceSpec* ElasticRanks(const FieldDescriptor& field, const Node& node,
+                                        Message* message) {
+    if (node.kind != Node::Kind::kMap || field.number() != v1::ResourceSpec::kRanksFieldNumber ||
+        field.containing_type() != v1::ResourceSpec::descriptor()) {
+      return nullptr;
+    }
+    return static_cast<v1::ResourceSpec*>(message);
+  }
+
   static std::string Join(const std::string& path, const std::string& name) {
     return path.empty() ? name : absl::StrCat(path, ".", name);
   }
@@ -157,9 +178,11 @@ class Converter {
       return nullptr;
     }
     const FieldDescriptor* field = type.FindFieldByName(key.text);
-    if (field != nullptr) return field;
+    if (field != nullptr && !IsRankRange(*field)) return field;
     std::vector<std::string> names;
-    for (int i = 0; i < type.field_count(); ++i) names.push_back(type.field(i)->name());
+    for (int i = 0; i < type.field_count(); ++i) {
+      if (!IsRankRange(*type.field(i))) names.push_back(type.field(i)->name());
+    }
     const std::string nearest = NearestName(key.text, names);
     Add(key, Join(path, Abbreviated(key.text)),
         absl::StrCat("unknown field; ",

@@ -104,8 +104,15 @@ class Writer {
     message.GetReflection()->ListFields(message, &fields);
     std::sort(fields.begin(), fields.end(),
               [](const auto* a, const auto* b) { return a->index() < b->index(); });
+    const auto* resources = message.GetDescriptor() == v1::ResourceSpec::descriptor()
+                                ? static_cast<const v1::ResourceSpec*>(&message)
+                                : nullptr;
     for (const FieldDescriptor* field : fields) {
-      absl::StrAppend(&out_, first, field->name(), ":");
+      // A range is written as the value of `ranks`.
+      const bool elastic = resources != nullptr && resources->has_rank_range();
+      if (elastic && field->number() == v1::ResourceSpec::kRanksFieldNumber) continue;
+      const bool range = elastic && field->number() == v1::ResourceSpec::kRankRangeFieldNumber;
+      absl::StrAppend(&out_, first, range ? "ranks" : field->name(), ":");
       Value(message, *field, indent);
       first = indent;
     }

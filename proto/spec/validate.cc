@@ -12,6 +12,7 @@
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
 #include "proto/spec/dependencies.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
@@ -144,8 +145,79 @@ void CheckTimeLimit(const v1::JobSpec& spec, Checker& check) {
             absl::FormatDuration(kTimeLimitMax));
 }
 
-void CheckResources(const v1::ResourceSpec& resources, Checker& check) {
-  check.InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
+// The nearest sizes outside of the range, as "; 4 and 16 would do".
+std::string NearestSizes(const v1::JobSpec& spec) {
+  v1::JobSpec wide = spec;
+  const v1::RankRange& range = spec.resources().rank_range();
+  v1::RankRange& other = *wide.mutable_resources()->mutable_rank_range();
+  std::vector<std::string> sizes;
+  other.set_min(1);
+  other.set_max(range.min() - 1);
+  if (const std::vector<int32_t> below = SizesOf(wide); !below.empty()) {
+    sizes.push_back(absl::StrCat(below.back()));
+  }
+  other.set_min(range.max() + 1);
+  other.set_max(kRanksMax);
+  if (const std::vector<int32_t> above = SizesOf(wide); !above.empty()) {
+    sizes.push_back(absl::StrCat(above.front()));
+  }
+  return sizes.empty() ? "" : absl::StrCat("; ", absl::StrJoin(sizes, " and "), " would do");
+}
+
+void CheckRange(const v1::JobSpec& spec, Checker& check) {
+  const v1::RankRange& range = spec.resources().rank_range();
+  if (!check.InRange("resources.ranks.min", range.min(), 1, kRanksMax)) return;
+  if (!check.InRange("resources.ranks.max", range.max(), 1, kRanksMax)) return;
+  if (range.max() < range.min()) {
+    check.Add("resources.ranks.max", range.max(), " is less than min (", range.min(), ")");
+    return;
+  }
+  if (spec.resources().ranks() != range.max()) {
+    check.Add("resources.ranks", spec.resources().ranks(), " is not rank_range.max (", range.max(),
+              "); leave it out");
+  }
+  if (range.resumes() && spec.has_engine()) {
+    check.Add("resources.ranks.resumes",
+              "is for `command`; a job with `engine` is resized if it has `checkpoint`");
+  }
+  if (spec.has_checkpoint() && spec.checkpoint().storage() == v1::CHECKPOINT_STORAGE_LOCAL) {
+    check.Add("checkpoint.storage",
+              "local does not go with a range of resources.ranks: with other ranks shards are "
+              "wanted on other hosts; use shared");
+  }
+  const std::vector<int32_t> sizes = SizesOf(spec);
+  if (static_cast<int>(sizes.size()) > kSizesMax) {
+    check.Add("resources.ranks", "more than ", kSizesMax, " numbers from ", range.min(), " to ",
+              range.max(), " are possible; choose a narrower range");
+  }
+  if (sizes.empty()) {
+    const std::string nearest = NearestSizes(spec);
+    // Where no number is possible the layout itself is at fault, which CheckParallel reports.
+    if (nearest.empty() && spec.has_engine()) return;
+    check.Add("resources.ranks", "no number of ranks from ", range.min(), " to ", range.max(),
+              spec.has_engine()
+                  ? " is a multiple of the other degrees of engine.parallel whose data-parallel "
+                    "degree the layout and engine.training.global_batch allow"
+                  : " is a multiple of placement.segment",
+              nearest);
+    return;
+  }
+  if (!spec.has_engine()) return;
+  const int32_t data = AtSize(spec, sizes.back()).engine().parallel().data();
+  if (spec.engine().parallel().data() != data) {
+    check.Add("engine.parallel.data", spec.engine().parallel().data(),
+              " is given, but it varies with a range of resources.ranks (", data, " with ",
+              sizes.back(), " ranks); leave it out");
+  }
+}
+
+void CheckResources(const v1::JobSpec& spec, Checker& check) {
+  const v1::ResourceSpec& resources = spec.resources();
+  if (IsElastic(spec)) {
+    CheckRange(spec, check);
+  } else {
+    check.InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
+  }
   check.NotNegative("resources.threads_per_rank",
                     static_cast<int64_t>(resources.threads_per_rank()));
 }
@@ -158,8 +230,9 @@ void CheckPlacement(const v1::JobSpec& spec, Checker& check) {
     check.Add("placement.preferred", "cannot be given together with required; keep one of both");
   }
   const int64_t tensor = std::max(1, spec.engine().parallel().tensor());
-  const int64_t ranks = spec.resources().ranks();
+  // Of a range, SizesOf leaves out what a segment does not divide.
   const int64_t segment = placement.segment();
+  const int64_t ranks = IsElastic(spec) ? segment : spec.resources().ranks();
   if (segment != 0 && (segment < 0 || ranks % segment != 0 || segment % tensor != 0)) {
     check.Add("placement.segment", segment, " is not a divisor of resources.ranks (", ranks,
               ") and a multiple of engine.parallel.tensor (", tensor, ")");
@@ -215,6 +288,8 @@ void CheckPreemption(const v1::PreemptionSpec& preemption, Checker& check) {
     check.Add("preemption.grace", absl::FormatDuration(grace), " is out of range; 1s to 24h");
   }
   CheckDuration("preemption.min_runtime", preemption.min_runtime(), &min_runtime, check);
+  absl::Duration grow_after;
+  CheckDuration("preemption.grow_after", preemption.grow_after(), &grow_after, check);
 }
 
 }  // namespace
@@ -275,7 +350,7 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   if (spec.command_size() == 0 && !spec.env().empty()) {
     check.Add("env", "is for 'command', which is not given");
   }
-  CheckResources(spec.resources(), check);
+  CheckResources(spec, check);
   CheckPlacement(spec, check);
   if (spec.has_checkpoint()) CheckCheckpoint(spec, check);
   CheckRestart(spec.restart(), check);

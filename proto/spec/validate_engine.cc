@@ -12,6 +12,7 @@
 #include "parallel/plan/pattern.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/spec/presets.h"
 
@@ -297,8 +298,16 @@ void CheckParallel(const v1::JobSpec& spec, Checker& check) {
   }
   if (spec.resources().ranks() < 1) return;  // CheckResources reports it
   if (!check.InRange("engine.parallel.data", parallel.data(), 1)) return;
-  for (parallel::LayoutProblem& problem : parallel::FindProblems(
-           LayoutOf(spec), SizeOf(spec.engine().model()), {.ranks = spec.resources().ranks()})) {
+  // Of an elastic job the layout of its largest size. Where it has none and other numbers of ranks
+  // would do, CheckResources says so; else one replica shows what is wrong.
+  const std::vector<int32_t> sizes = SizesOf(spec);
+  const bool none = IsElastic(spec) && sizes.empty();
+  const v1::JobSpec largest =
+      none ? OneReplica(spec)
+           : AtSize(spec, sizes.empty() ? spec.resources().ranks() : sizes.back());
+  for (parallel::LayoutProblem& problem :
+       parallel::FindProblems(LayoutOf(largest), SizeOf(spec.engine().model()),
+                              {.ranks = largest.resources().ranks()})) {
     check.Add(problem.field, problem.message);
   }
   CheckPipelineBlocks(spec, check);

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -308,6 +310,189 @@ TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
   }
   EXPECT_GT(preempted, 100);
   EXPECT_GT(several, 20);
+}
+
+// Makes a running job elastic.
+void MakeElastic(Cluster& cluster, const std::string& name, std::vector<int32_t> sizes,
+                 absl::Duration grow_after = absl::Minutes(5), bool asked = false) {
+  RunningJob job = *cluster.running.Find(JobId(name));
+  auto elastic = std::make_shared<Elasticity>();
+  elastic->gang.id = JobId(name);
+  elastic->gang.name = name;
+  elastic->gang.queue = job.queue;
+  elastic->gang.priority = job.priority;
+  elastic->gang.ranks = sizes.front();
+  elastic->gang.sizes = std::move(sizes);
+  elastic->grow_after = grow_after;
+  elastic->asked = asked;
+  job.elastic = std::move(elastic);
+  cluster.running.Put(JobId(name), job);
+}
+
+// By job: how many slots it goes on with.
+std::map<std::string, int> ResizedIn(const Schedule& plan) {
+  std::map<std::string, int> sizes;
+  for (const Decision& decision : plan.decisions) {
+    const auto* resize = std::get_if<Resize>(&decision);
+    if (resize == nullptr) continue;
+    sizes[resize->resized.job.value()] = static_cast<int>(resize->resized.slots.size());
+  }
+  return sizes;
+}
+
+using Sizes = std::map<std::string, int>;
+
+TEST(Elastic, RunningJob_ShrinksAsLittleAsNeededBeforeAnotherOneIsStopped) {
+  Cluster cluster;
+  cluster.AddWorker(8);
+  cluster.Run("elastic", 10, {At(0, 0), At(0, 1), At(0, 2), At(0, 3)}, absl::Hours(1));
+  cluster.Run("rigid", 10, {At(0, 4), At(0, 5)});
+  cluster.Run("same", 90, {At(0, 6), At(0, 7)});
+  MakeElastic(cluster, "elastic", {1, 2, 3, 4});
+  Schedule plan = cluster.Plan({Wants("urgent", 1, 90)});
+  EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 3}}));
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{});
+  plan = cluster.Plan({Wants("urgent", 3, 90)});
+  EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 1}}));
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{});
+}
+
+TEST(Elastic, WhereShrinkingIsNotEnough_OthersAreStoppedAndWhatIsLeftIsGivenBack) {
+  Cluster cluster;
+  cluster.AddWorker(6);
+  cluster.Run("elastic", 10, {At(0, 0), At(0, 1), At(0, 2)}, absl::Hours(1));
+  cluster.Run("rigid", 10, {At(0, 3), At(0, 4), At(0, 5)});
+  MakeElastic(cluster, "elastic", {2, 3});
+  Schedule plan = cluster.Plan({Wants("urgent", 4, 90)});
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{"rigid"});
+  EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 2}}));
+  // The slots of the one that is stopped are enough.
+  plan = cluster.Plan({Wants("urgent", 3, 90)});
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{"rigid"});
+  EXPECT_EQ(ResizedIn(plan), Sizes{});
+}
+
+TEST(Elastic, SizesThatTheLayoutDoesNotAllow_AreNotTaken) {
+  Cluster cluster;
+  cluster.AddWorker(8);
+  cluster.Run("elastic", 10,
+              {At(0, 0), At(0, 1), At(0, 2), At(0, 3), At(0, 4), At(0, 5), At(0, 6), At(0, 7)});
+  MakeElastic(cluster, "elastic", {2, 4, 8});
+  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("urgent", 1, 90)})), (Sizes{{"elastic", 4}}));
+  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("urgent", 5, 90)})), (Sizes{{"elastic", 2}}));
+}
+
+TEST(Elastic, EqualPriorityAndAskedSizes_AreLeftAlone) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("equal", 90, {At(0, 0), At(0, 1)});
+  cluster.Run("asked", 10, {At(0, 2), At(0, 3)});
+  MakeElastic(cluster, "equal", {1, 2});
+  MakeElastic(cluster, "asked", {2}, absl::Minutes(5), /*asked=*/true);
+  const Schedule plan = cluster.Plan({Wants("urgent", 1, 90)});
+  EXPECT_EQ(ResizedIn(plan), Sizes{});
+  EXPECT_EQ(Stopped(plan), std::vector<std::string>{"asked"}) << "it may be stopped as a whole";
+}
+
+TEST(Elastic, FreeSlots_AreTakenAfterAWhileIfNoJobWaits) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("elastic", 10, {At(0, 0)});
+  MakeElastic(cluster, "elastic", {1, 2, 3}, absl::Hours(2));
+  Schedule plan = cluster.Plan({});
+  EXPECT_EQ(ResizedIn(plan), Sizes{});
+  EXPECT_EQ(plan.wake_at, kNow + absl::Hours(1));
+  EXPECT_EQ(ResizedIn(cluster.Plan({}, plan.wake_at)), (Sizes{{"elastic", 3}}));
+  // A job that waits for more than is free.
+  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("large", 4, 10)}, plan.wake_at)), Sizes{});
+  // One that can never start.
+  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("impossible", 5, 10)}, plan.wake_at)),
+            (Sizes{{"elastic", 3}}));
+  // It would end before it had grown.
+  cluster.Change("elastic", [](RunningJob& job) { job.ends_at = kNow + absl::Hours(2); });
+  EXPECT_EQ(ResizedIn(cluster.Plan({}, plan.wake_at)), Sizes{});
+}
+
+TEST(Elastic, SizesThatUsersAskedFor_AreHadAtOnce) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("grows", 10, {At(0, 0)});
+  cluster.Run("shrinks", 10, {At(0, 1), At(0, 2)});
+  MakeElastic(cluster, "grows", {2}, absl::Hours(2), /*asked=*/true);
+  MakeElastic(cluster, "shrinks", {1}, absl::Hours(2), /*asked=*/true);
+  EXPECT_EQ(ResizedIn(cluster.Plan({})), (Sizes{{"grows", 2}, {"shrinks", 1}}));
+  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("large", 4, 10)})), (Sizes{{"shrinks", 1}}));
+}
+
+TEST(Elastic, WaitingJob_StartsWithTheLargestSizeThatFits) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("other", 90, {At(0, 0)});
+  WaitingJob job = Wants("job", 1, 10);
+  job.sizes = {1, 2, 4};
+  const Schedule plan = cluster.Plan({job});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  EXPECT_EQ(std::get<Start>(plan.decisions[0]).placements.size(), 2u);
+}
+
+TEST(Elastic, TrafficOfASize_HasItsDataDegree) {
+  WaitingJob job = Wants("job", 8, 10);
+  job.group = 2;
+  job.sizes = {4, 8, 16};
+  job.traffic_known = true;
+  job.traffic_of_largest = {{v1::MESH_AXIS_TENSOR, 2, 1, 100},
+                            {v1::MESH_AXIS_DATA, 4, 2, 150},
+                            {v1::MESH_AXIS_PIPELINE, 2, 8, 10}};
+  const WaitingJob eight = AtSize(job, 8);
+  ASSERT_EQ(eight.traffic.size(), 3u);
+  EXPECT_EQ(eight.traffic[1].degree, 2);
+  EXPECT_DOUBLE_EQ(eight.traffic[1].bytes, 100);
+  EXPECT_EQ(eight.traffic[2].stride, 4);
+  EXPECT_DOUBLE_EQ(eight.traffic[2].bytes, 20);
+  EXPECT_EQ(AtSize(job, 4).traffic.size(), 2u) << "one replica sends nothing to others";
+}
+
+// Nobody shrinks further than needed: with the next larger size of any, the job would not fit.
+TEST(Elastic, OnRandomClusters_NoneShrinksFurtherThanNeededAndNoneIsStoppedForNothing) {
+  Rng rng(testing::TestSeed());
+  for (int round = 0; round < 300; ++round) {
+    Cluster cluster;
+    const int slots = 4 + static_cast<int>(rng.Below(12));
+    cluster.AddWorker(slots);
+    int at = 0;
+    std::map<std::string, int> held;
+    std::map<std::string, std::vector<int32_t>> sizes;
+    for (int job = 0; at < slots && job < 5; ++job) {
+      const int ranks = std::min(slots - at, 1 + static_cast<int>(rng.Below(6)));
+      std::vector<Slot> mine;
+      for (int i = 0; i < ranks; ++i) mine.push_back(At(0, at++));
+      const std::string name = absl::StrCat("job", job);
+      cluster.Run(name, 10, mine, absl::Seconds(rng.Below(100)));
+      held[name] = ranks;
+      if (rng.Chance(0.3)) continue;
+      for (int32_t size = 1; size <= ranks; ++size) {
+        if (size == ranks || rng.Chance(0.5)) sizes[name].push_back(size);
+      }
+      MakeElastic(cluster, name, sizes[name]);
+    }
+    const int free = slots - at;
+    const int wanted = free + 1 + static_cast<int>(rng.Below(slots - free));
+    const Schedule plan = cluster.Plan({Wants("urgent", wanted, 90)});
+    const Sizes resized = ResizedIn(plan);
+    int got = free;
+    for (const std::string& name : Stopped(plan)) got += held[name];
+    for (const auto& [name, size] : resized) got += held[name] - size;
+    ASSERT_GE(got, wanted) << "round " << round;
+    for (const auto& [name, size] : resized) {
+      const std::vector<int32_t>& of = sizes[name];
+      const int larger = *std::upper_bound(of.begin(), of.end(), size);
+      EXPECT_LT(got - (larger - size), wanted) << name << " in round " << round;
+    }
+    // As small as all of them can be, the elastic ones are not enough where any job is stopped.
+    int most = free;
+    for (const auto& [name, of] : sizes) most += held[name] - of.front();
+    EXPECT_EQ(Stopped(plan).empty(), most >= wanted) << "round " << round;
+  }
 }
 
 }  // namespace
