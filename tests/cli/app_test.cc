@@ -52,6 +52,13 @@ class FakeService : public v1::JobService::Service {
     if (request->page_token().empty()) reply->set_next_page_token("2");
     return grpc::Status::OK;
   }
+  grpc::Status ResizeJob(grpc::ServerContext*, const v1::ResizeJobRequest* request,
+                         v1::Job* reply) override {
+    MutexLock lock(&mutex);
+    resize_asked = *request;
+    *reply = job;
+    return grpc::Status::OK;
+  }
   grpc::Status GetVersion(grpc::ServerContext*, const v1::GetVersionRequest*,
                           v1::GetVersionResponse* reply) override {
     reply->set_version("4.5.6");
@@ -137,6 +144,7 @@ class FakeService : public v1::JobService::Service {
   std::map<int32_t, std::vector<std::pair<int64_t, int64_t>>>
       log_times;  // offset, seconds; by rank
   int64_t logs_since = 0;
+  v1::ResizeJobRequest resize_asked;
   v1::GetUsageRequest usage_asked;
   v1::GetUsageResponse usage;
   v1::GetRankMapsResponse rank_maps;
@@ -807,6 +815,23 @@ TEST_F(App, DataInspect_OfADamagedDataset_NamesTheFileAndTheDamage) {
   std::ofstream(out + ".bin", std::ios::app) << "more";
   EXPECT_EQ(RunApp({"data", "inspect", out}), 1);
   EXPECT_THAT(err_.str(), AllOf(HasSubstr(out + ".bin"), HasSubstr("add up to 10")));
+}
+
+TEST_F(App, Resize_SendsTheNumberOrZeroForAuto) {
+  service_.job.set_state(v1::JOB_STATE_RESIZING);
+  service_.job.set_attempt_state(v1::ATTEMPT_STATE_STOPPING);
+  service_.job.add_ranks();
+  EXPECT_EQ(RunApp({"resize", "gpt", "4", "--reason", "night"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("gpt is resizing with 1 rank(s); it goes on with 4"));
+  {
+    MutexLock lock(&service_.mutex);
+    EXPECT_EQ(service_.resize_asked.ranks(), 4);
+    EXPECT_EQ(service_.resize_asked.reason(), "night");
+  }
+  EXPECT_EQ(RunApp({"resize", "gpt", "auto"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("the scheduler chooses their number"));
+  EXPECT_EQ(RunApp({"resize", "gpt", "none"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("'none' is neither a number of ranks nor auto"));
 }
 
 TEST_F(App, LocalUp_ThatCannotStart_SaysWhyAndLeavesNothing) {

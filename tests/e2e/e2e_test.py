@@ -554,6 +554,45 @@ class Preemption(Scene):
         self.assertIn("it has ended", refused.stderr)
 
 
+class Elastic(Scene):
+    workers = 1
+    slots = 2
+
+    def test_resized_job_has_the_losses_of_one_size(self):
+        edits = [("ranks: 2", "ranks: {min: 1, max: 2}")]
+        self.submit("calm", steps=LONG)
+        calm = self.cluster.finish("calm")
+        self.submit("elastic", steps=LONG, edits=edits)
+        job = self.training("elastic")
+        self.assertEqual((len(job["ranks"]), job["sizes"]), (2, [1, 2]))
+        said = self.cluster.run("resize", "elastic", "1").stdout
+        self.assertIn("elastic is resizing", said)
+        job = self.cluster.wait_for(
+            "elastic", "it runs with one rank",
+            lambda j: (j["state"] == "running" and len(j["ranks"]) == 1) or is_final(j))
+        self.assertEqual(len(job["ranks"]), 1)
+        resized = job["step"]
+        self.cluster.wait_for("elastic", "it trains on",
+                              lambda j: j["step"] > resized + 5 or is_final(j))
+        self.cluster.run("resize", "elastic", "2")
+        job = self.cluster.finish("elastic")
+        self.assertEqual((job["state"], job["attempts"], job["failures"]), ("succeeded", 3, 0),
+                         json.dumps(job, indent=1))
+        self.assertEqual([end["cause"] for end in job["causes"]],
+                         ["resized", "resized", "completed"])
+        self.assertEqual(len(job["losses"]), len(calm["losses"]))
+        for point, other in zip(job["losses"], calm["losses"], strict=True):
+            self.assertEqual(point["step"], other["step"])
+            self.assertAlmostEqual(point["trainLoss"] / other["trainLoss"], 1, delta=1e-6)
+
+    def test_sizes_that_a_job_does_not_have_are_refused_with_those_that_it_has(self):
+        self.submit("elastic", steps=LONG, edits=[("ranks: 2", "ranks: {min: 1, max: 2}")])
+        self.training("elastic")
+        refused = self.cluster.run("resize", "elastic", "3", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("it can with 1, 2", refused.stderr)
+
+
 class BadInput(Scene):
     def refuse(self, *arguments, code=1):
         result = self.cluster.run(*arguments, check=False)

@@ -276,7 +276,7 @@ void World::CheckJob(const v1::Job& job) {
   const bool poisoned = job.spec().labels().count("poisoned") > 0;
   switch (job.state()) {
     case v1::JOB_STATE_SUCCEEDED:
-      if (finished_ranks_[id] < job.spec().resources().ranks()) {
+      if (finished_ranks_[id] < job.ranks_size()) {
         violate(absl::StrCat("succeeded, but only ", finished_ranks_[id], " ranks finished"));
       }
       break;

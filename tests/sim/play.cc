@@ -115,6 +115,15 @@ void World::Submit(int number) {
     if (rng_.Chance(0.5)) (*spec.mutable_labels())["tenant"] = "other";
     if (tree_.CheckJob(queue, v1::DEVICE_KIND_CPU, ranks).ok()) spec.set_queue(queue);
   }
+  // Some may have any number of ranks that divides the batch.
+  Rng elastic(options_.seed * 7919 + static_cast<uint64_t>(number));
+  if (submission.feasible && ranks > 1 && options_.faults == Faults::kAll && elastic.Chance(0.3)) {
+    v1::RankRange& range = *spec.mutable_resources()->mutable_rank_range();
+    range.set_min(1);
+    range.set_max(ranks);
+    spec.mutable_preemption()->mutable_grow_after()->set_seconds(
+        static_cast<int64_t>(elastic.Below(20)));
+  }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
@@ -183,6 +192,12 @@ void World::ChangeSomeJob() {
   event.job = live[rng_.Below(live.size())];
   event.change = std::vector<Change>{Change::kPreempt, Change::kSuspend, Change::kHold,
                                      Change::kRelease, Change::kRequeue}[rng_.Below(5)];
+  if (const absl::StatusOr<v1::Job> job = core_->GetJob(event.job);
+      job.ok() && !job->sizes().empty() && rng_.Chance(0.5)) {
+    event.change = Change::kResize;
+    event.ranks =
+        rng_.Chance(0.3) ? 0 : job->sizes(static_cast<int>(rng_.Below(job->sizes_size())));
+  }
   Feed(event);
 }
 
