@@ -356,7 +356,8 @@ void CoreImpl::ReservationsChanged(Turn& turn) {
     }
   }
   deadlines_.Set(kReservationsDue, next);
-  for (const auto& [sequence, id] : jobs_.live()) {
+  for (const auto& live : jobs_.live()) {
+    const JobId& id = live.second;
     scheduling_.ChangeRunning(id, [&](RunningJob& running) {
       if (running.elastic != nullptr) running.elastic = ElasticityOf(*jobs_.Find(id));
     });

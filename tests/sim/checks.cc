@@ -206,6 +206,7 @@ void World::CheckBudget(const v1::Job& job) {
                            v1::Cause_Name(end.cause()), " between ", absl::StrJoin(pair, ", ")));
     }
     if (end.cause() == v1::CAUSE_MAINTENANCE) Count("ended for maintenance");
+    if (end.cause() == v1::CAUSE_RESIZED) Count("resized");
     int64_t before = 0, during = 0;
     // A job keeps the records of its newest checkpoints only.
     for (const auto& [epoch, step] : committed_by_[job.id()]) {
@@ -221,9 +222,10 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED,   v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
-        v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,  v1::CAUSE_DATA,
-        v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE, v1::CAUSE_TIME_LIMIT};
+        v1::CAUSE_COMPLETED, v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
+        v1::CAUSE_RESIZED,   v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,
+        v1::CAUSE_DATA,      v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE,
+        v1::CAUSE_TIME_LIMIT};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",

@@ -138,6 +138,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "drain",
                            "reservation",
                            "ended for maintenance",
+                           "resized",
                            "EVENT_KIND_WORKER_DRAINED",
                            "JOB_STATE_SUCCEEDED",
                            "JOB_STATE_FAILED",
