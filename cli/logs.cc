@@ -192,10 +192,12 @@ absl::Status AllRanks(CoordinatorClient& client, const LogsOptions& options, con
     return absl::InvalidArgumentError("--all-ranks shows what is there; --follow takes one --rank");
   }
   ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(options.job));
+  // Before the first attempt nothing says how many an elastic job will have.
+  const int32_t ranks = job.ranks_size() > 0 ? job.ranks_size() : job.spec().resources().ranks();
   std::vector<Lines::Line> all;
   size_t bytes = 0;
   absl::Status first;
-  for (int32_t rank = 0; rank < std::max(1, job.ranks_size()); ++rank) {
+  for (int32_t rank = 0; rank < ranks; ++rank) {
     absl::Status read;
     {
       Lines lines([&](Lines::Line line) {

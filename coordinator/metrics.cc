@@ -379,9 +379,11 @@ void Metrics::JobPartsPublished(const JobView& before, const JobView& after) {
     registry_.GetGauge(kJobCheckpointEvery, {name})
         .Set(static_cast<double>(spec->spec().checkpoint().every_steps()));
   }
-  // An elastic job changes its number of ranks.
-  if (gang != nullptr && gang != before[JobPart::kRanks].get()) {
-    registry_.GetGauge(kJobRanks, {name}).Set(gang->ranks_size());
+  // An elastic job changes its number of ranks. Before the first attempt it is the largest.
+  const bool placed = gang != nullptr && gang->ranks_size() > 0;
+  if (placed ? gang != before[JobPart::kRanks].get() : spec != nullptr && begins) {
+    registry_.GetGauge(kJobRanks, {name})
+        .Set(placed ? gang->ranks_size() : spec->spec().resources().ranks());
   }
   const v1::Job* history = after[JobPart::kHistory].get();
   if (history == nullptr || history == before[JobPart::kHistory].get()) return;

@@ -13,7 +13,6 @@ namespace {
 
 using context::HeadMessages;
 using kernels::Arena;
-using kernels::DType;
 using kernels::Tensor;
 
 HeadMessages MessagesOf(const HeadsShape& shape) {

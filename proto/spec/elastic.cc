@@ -22,8 +22,9 @@ bool Allows(const v1::JobSpec& spec, int64_t replica, int64_t ranks) {
   const v1::TrainingSpec& training = spec.engine().training();
   const int64_t data = ranks / replica;
   // Most sizes are excluded by this rule, which costs less than to look at all.
-  if (training.global_batch() < 1 || training.micro_batch() < 1) return false;
-  if (training.global_batch() / training.micro_batch() % data != 0) return false;
+  if (training.micro_batch() < 1) return false;
+  const int64_t micro_batches = training.global_batch() / training.micro_batch();
+  if (micro_batches < 1 || micro_batches % data != 0) return false;
   parallel::Layout layout = LayoutOf(spec);
   layout.degrees[parallel::Axis::kData] = static_cast<int>(data);
   return parallel::FindProblems(layout, SizeOf(spec.engine().model()),

@@ -152,7 +152,8 @@ Case Draw(Rng& rng) {
     }
     run.context_method =
         Pick(rng, {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll});
-    run.scan_method = Pick(rng, {ScanMethod::kStatePassing, ScanMethod::kAllToAll});
+    Rng aside = rng;  // what is drawn next does not depend on it
+    run.scan_method = Pick(aside, {ScanMethod::kStatePassing, ScanMethod::kAllToAll});
     layout.scan_all_to_all = run.scan_method == ScanMethod::kAllToAll;
     layout.all_to_all = run.context_method == ContextMethod::kAllToAll;
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);

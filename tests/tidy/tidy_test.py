@@ -43,7 +43,7 @@ ONLY_IN = {
     r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/(nccl|peer_))",
     r"^nccl": r"^parallel/comm/nccl",
     r"^prometheus/": r"^base/metrics_prometheus\.cc$",
-    r"^httplib\.h$": r"^base/metrics_prometheus\.cc$",
+    r"^httplib\.h$": r"^(base/metrics_prometheus|coordinator/traces)\.cc$",
     r"^gloo/": r"^parallel/comm/gloo",
     r"^(oneapi/|dnnl)": r"^kernels/",
     r"^yaml-cpp/": r"^(proto/spec|cli)/|^security/access\.cc$",

@@ -318,7 +318,7 @@ ShimOptions ParseShimArguments(const std::vector<std::string>& given) {
   ShimOptions options;
   std::vector<std::string> arguments = given;
   if (arguments.size() > 2 && absl::StartsWith(arguments[1], kUserArgument)) {
-    options.user.emplace();
+    options.user = ShimOptions::User();
     if (!ParseUser(arguments[1].substr(sizeof(kUserArgument) - 1), *options.user)) {
       return ShimOptions();
     }
