@@ -4,7 +4,6 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/context/methods.h"
-#include "parallel/context/sequence_layout.h"
 
 namespace muster::parallel {
 
@@ -18,10 +17,6 @@ const char* Name(ContextMethod method) {
       return "all_to_all";
   }
   return "unknown";
-}
-
-const char* Name(ScanMethod method) {
-  return method == ScanMethod::kAllToAll ? "all_to_all" : "state_passing";
 }
 
 absl::Status Validate(const ContextShape& shape) {
@@ -66,7 +61,16 @@ int HeadGroups(const ContextShape& shape) {
 }
 
 std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks) {
-  return SequenceLayout::Zigzag(ranks).Positions(sequence, rank);
+  CHECK(sequence % (2 * ranks) == 0 && rank >= 0 && rank < ranks)
+      << sequence << " tokens, rank " << rank << " of " << ranks;
+  const int64_t chunk = sequence / (2 * ranks);
+  std::vector<int32_t> positions;
+  for (const int64_t index : {int64_t{rank}, int64_t{2 * ranks - 1 - rank}}) {
+    for (int64_t i = 0; i < chunk; ++i) {
+      positions.push_back(static_cast<int32_t>(index * chunk + i));
+    }
+  }
+  return positions;
 }
 
 absl::StatusOr<std::unique_ptr<ContextOverlap>> ContextOverlap::Make(kernels::Device& device) {
