@@ -42,6 +42,18 @@ std::optional<int> OrdinalOf(const WorkerGroup& group, absl::string_view worker)
   return ordinal;
 }
 
+// How many ranks it has or waits for: an elastic job that waits starts with its smallest size, or
+// with the one that a user asked for.
+int64_t WantedRanks(const v1::Job& spec, const v1::Job& state, const v1::Job* placed) {
+  if (spec.sizes().empty()) return spec.spec().resources().ranks();
+  const bool waits =
+      state.state() == v1::JOB_STATE_PENDING || state.state() == v1::JOB_STATE_QUEUED;
+  const int64_t has = waits || placed == nullptr || placed->ranks_size() == 0
+                          ? spec.sizes(0)
+                          : placed->ranks_size();
+  return std::max<int64_t>(has, state.ranks_wanted());
+}
+
 // Whether more devices would let it start, or it has some.
 bool WantsDevices(const v1::Job& state) {
   switch (state.state()) {
@@ -130,7 +142,8 @@ int WantedWorkers(const WorkerGroup& group, const std::vector<JobView>& unfinish
     const int64_t together = std::max<int64_t>(1, spec->spec().engine().parallel().tensor());
     const int64_t usable =
         together <= group.devices ? group.devices / together * together : group.devices;
-    const int64_t devices = (int64_t{resources.ranks()} * group.devices + usable - 1) / usable;
+    const int64_t ranks = WantedRanks(*spec, *state, job[JobPart::kRanks].get());
+    const int64_t devices = (ranks * group.devices + usable - 1) / usable;
     if (devices > int64_t{group.workers_max} * group.devices + elsewhere) continue;
     wanted += devices;
   }

@@ -39,7 +39,8 @@ std::vector<int32_t> SizesOf(const v1::JobSpec& spec) {
   const v1::RankRange& range = spec.resources().rank_range();
   const int64_t step = spec.has_engine() ? ReplicaOf(spec.engine().parallel()) : 1;
   std::vector<int32_t> sizes;
-  if (range.min() < 1 || range.max() < range.min()) return sizes;
+  // Of a range that Validate refuses nothing is looked for: defaults are given to such specs, too.
+  if (range.min() < 1 || range.max() < range.min() || range.max() > kElasticRanksMax) return sizes;
   for (int64_t ranks = (range.min() + step - 1) / step * step;
        ranks <= range.max() && static_cast<int>(sizes.size()) <= kSizesMax; ranks += step) {
     if (Allows(spec, step, ranks)) sizes.push_back(static_cast<int32_t>(ranks));

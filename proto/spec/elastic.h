@@ -11,6 +11,8 @@ namespace muster::spec {
 
 // A job may have so many sizes at most.
 constexpr int kSizesMax = 1024;
+// Of resources.ranks.max.
+constexpr int kElasticRanksMax = 65'536;
 
 // resources.ranks is a range.
 inline bool IsElastic(const v1::JobSpec& spec) { return spec.resources().has_rank_range(); }

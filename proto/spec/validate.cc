@@ -24,7 +24,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 constexpr size_t kNameLengthMax = 63;
-constexpr int64_t kRanksMax = 65536;
+constexpr int64_t kRanksMax = kElasticRanksMax;
 constexpr int kLabelsMax = 32;
 constexpr size_t kLabelBytesMax = 63;
 constexpr int kAfterMax = 16;
@@ -151,10 +151,12 @@ std::string NearestSizes(const v1::JobSpec& spec) {
   const v1::RankRange& range = spec.resources().rank_range();
   v1::RankRange& other = *wide.mutable_resources()->mutable_rank_range();
   std::vector<std::string> sizes;
-  other.set_min(1);
-  other.set_max(range.min() - 1);
-  if (const std::vector<int32_t> below = SizesOf(wide); !below.empty()) {
-    sizes.push_back(absl::StrCat(below.back()));
+  // SizesOf ends at kSizesMax sizes, and the largest are wanted.
+  for (int32_t top = range.min() - 1; top >= 1 && sizes.empty(); top -= kSizesMax) {
+    other.set_min(std::max(1, top - kSizesMax + 1));
+    other.set_max(top);
+    const std::vector<int32_t> below = SizesOf(wide);
+    if (!below.empty()) sizes.push_back(absl::StrCat(below.back()));
   }
   other.set_min(range.max() + 1);
   other.set_max(kRanksMax);

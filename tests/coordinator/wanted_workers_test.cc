@@ -80,6 +80,24 @@ TEST(WantedWorkers, GangsThatWaitForDevicesCount_OthersDoNot) {
       0);
 }
 
+TEST(WantedWorkers, AnElasticJob_WantsItsSmallestSizeAndThenWhatItHasOrWasAskedFor) {
+  const auto elastic = [](v1::JobState state, int has, int asked) {
+    JobView view = Job(32, state, v1::WAIT_CODE_UNSPECIFIED,
+                       std::vector<std::string>(static_cast<size_t>(has), "elsewhere"));
+    v1::Job spec = *view[JobPart::kSpec], now = *view[JobPart::kState];
+    for (const int size : {8, 16, 32}) spec.add_sizes(size);
+    now.set_ranks_wanted(asked);
+    view[JobPart::kSpec] = std::make_shared<v1::Job>(spec);
+    view[JobPart::kState] = std::make_shared<v1::Job>(now);
+    return view;
+  };
+  EXPECT_EQ(WantedWorkers(kGroup, {elastic(v1::JOB_STATE_QUEUED, 0, 0)}, {}), 1);
+  // What it had before it went back to the queue does not count.
+  EXPECT_EQ(WantedWorkers(kGroup, {elastic(v1::JOB_STATE_QUEUED, 16, 0)}, {}), 1);
+  EXPECT_EQ(WantedWorkers(kGroup, {elastic(v1::JOB_STATE_RUNNING, 16, 0)}, {}), 2);
+  EXPECT_EQ(WantedWorkers(kGroup, {elastic(v1::JOB_STATE_RUNNING, 16, 32)}, {}), 4);
+}
+
 TEST(WantedWorkers, AGangThatCanNeverFit_IsNoReasonToScale) {
   EXPECT_EQ(WantedWorkers(kGroup, {Job(32, v1::JOB_STATE_QUEUED)}, {}), 4);
   EXPECT_EQ(WantedWorkers(kGroup, {Job(33, v1::JOB_STATE_QUEUED)}, {}), 0);

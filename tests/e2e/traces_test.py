@@ -14,6 +14,8 @@ import threading
 import time
 import unittest
 
+from waiting import poll
+
 BIN = None
 
 
@@ -77,15 +79,6 @@ class Traces(unittest.TestCase):
             process.wait(60)
             process.stdout.close()
 
-    def poll(self, what, read, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            value = read()
-            if condition(value):
-                return value
-            time.sleep(0.05)
-        self.fail(f"not within {seconds} s: {what}; last: {value}")
-
     def test_a_jobs_life_arrives_also_when_the_collector_was_away(self):
         address = self.start(f"{BIN}/muster-coordinator", "--listen", "127.0.0.1:0", "--data-dir", "coordinator",
                              "--otlp-endpoint", f"http://127.0.0.1:{self.collector.server.server_port}")["address"]
@@ -97,9 +90,9 @@ class Traces(unittest.TestCase):
         out = subprocess.run([f"{BIN}/muster", "--coordinator", address, "submit", spec, "--watch"], cwd=self.directory, text=True,
                              capture_output=True, env=self.environment)
         self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
-        self.poll("a request was refused", lambda: self.collector.refused, lambda refused: refused > 0)
+        poll("a request was refused", lambda: self.collector.refused, lambda refused: refused > 0)
         self.collector.ready = True
-        spans = self.poll("the whole trace", lambda: list(self.collector.spans),
+        spans = poll("the whole trace", lambda: list(self.collector.spans),
                           lambda spans: any(span["name"] == "job" for span in spans))
         names = [span["name"] for span in spans]
         for name in ("queue", "place", "launch", "attempt ended", "restart", "job"):

@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // The example with global_batch 8 and micro_batch 1.
 v1::JobSpec Elastic(const std::string& ranks, const std::string& parallel = "{}") {
@@ -95,6 +96,24 @@ TEST(ElasticSpec, Command_HasEverySizeThatASegmentDivides) {
   spec.mutable_resources()->set_ranks(5000);
   spec.mutable_resources()->mutable_rank_range()->set_max(5000);
   EXPECT_THAT(ProblemOf(spec), HasSubstr("choose a narrower range"));
+}
+
+// Defaults are given before a spec is judged, and no range may cost more than a valid one.
+TEST(ElasticSpec, RangeBeyondWhatAJobMayHave_IsRefusedAndNotSearched) {
+  v1::JobSpec spec = Elastic("{min: 1, max: 2147483647}");
+  ApplyDefaults(spec);
+  EXPECT_THAT(SizesOf(spec), IsEmpty());
+  EXPECT_THAT(ProblemOf(spec), HasSubstr("resources.ranks.max: 2147483647"));
+}
+
+TEST(ElasticSpec, NearestSizes_AreTheNearestAlsoWhereManyAreSmaller) {
+  v1::JobSpec spec = *Parse(
+      "name: c\ncommand: [sh, -c, x]\nworking_directory: /data\nresources: {ranks: {min: 9001, "
+      "max: "
+      "9002}}\nplacement: {required: rack, segment: 3}\n",
+      "f", {});
+  ApplyDefaults(spec);
+  EXPECT_THAT(ProblemOf(spec), HasSubstr("9000 and 9003 would do"));
 }
 
 }  // namespace

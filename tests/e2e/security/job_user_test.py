@@ -17,6 +17,10 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from waiting import poll  # noqa: E402
+
 BIN = None
 SKIPPED = 77
 # The system's, which every account may run.
@@ -127,7 +131,7 @@ class JobUser(unittest.TestCase):
         tls = ("--tls-cert", "pki/coordinator.crt", "--tls-key", "pki/coordinator.key", "--tls-ca", "pki/ca.crt")
         self.start(f"{BIN}/muster-coordinator", "--listen", f"127.0.0.1:{self.port}", "--data-dir", "coordinator", *tls)
         self.daemon = self.start_worker()
-        self.poll("the worker is ready", lambda: self.muster("alice", "get", "workers", check=False).stdout,
+        poll("the worker is ready", lambda: self.muster("alice", "get", "workers", check=False).stdout,
                   lambda out: re.search(r"^w0 +ready", out, re.MULTILINE))
 
     def pki(self, *arguments):
@@ -169,16 +173,6 @@ class JobUser(unittest.TestCase):
             self.assertEqual(ran.returncode, 0, f"{arguments}: {ran.stdout}{ran.stderr}")
         return ran
 
-    def poll(self, what, read, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        value = None
-        while time.monotonic() < deadline:
-            value = read()
-            if condition(value):
-                return value
-            time.sleep(0.05)
-        self.fail(f"not within {seconds} s: {what}; last: {value}")
-
     def submit(self, user, name, command, *, work=None, env=None, extra=""):
         spec = {"name": name, "command": [str(word) for word in command], "env": env or {},
                 "resources": {"device": "cpu", "ranks": 1}, "working_directory": str(work or self.work[f"muster-{user}"])}
@@ -192,7 +186,7 @@ class JobUser(unittest.TestCase):
         return job
 
     def finished(self, name):
-        return self.poll(f"{name} ends", lambda: self.job(name),
+        return poll(f"{name} ends", lambda: self.job(name),
                          lambda job: job["state"] in ("succeeded", "failed", "cancelled"))
 
     def waiting(self, user, name, env=None):
@@ -204,7 +198,7 @@ class JobUser(unittest.TestCase):
             job = self.job(name)
             self.assertNotIn(job["state"], ("failed", "cancelled"), self.muster("alice", "logs", name, check=False).stdout)
             return ready.read_text() if ready.exists() else ""
-        return int(self.poll(f"{name} runs", look, bool))
+        return int(poll(f"{name} runs", look, bool))
 
     def end(self, user, name):
         (self.work[f"muster-{user}"] / f"end-{name}").write_text("")
@@ -281,7 +275,7 @@ class JobUser(unittest.TestCase):
         self.daemon.kill()
         self.daemon.wait(60)
         self.daemon = self.start_worker()
-        metrics = self.poll("the rank is found", lambda: self.muster("alice", "get", "workers").stdout,
+        metrics = poll("the rank is found", lambda: self.muster("alice", "get", "workers").stdout,
                             lambda out: re.search(r"^w0 +ready", out, re.MULTILINE))
         self.assertTrue(metrics)
         after = self.job("long")
@@ -293,7 +287,7 @@ class JobUser(unittest.TestCase):
         other = self.waiting("alice", "cancelled")
         self.muster("alice", "cancel", "cancelled")
         self.assertEqual(self.finished("cancelled")["state"], "cancelled")
-        self.poll("its process is gone", lambda: pathlib.Path(f"/proc/{other}").exists(), lambda there: not there)
+        poll("its process is gone", lambda: pathlib.Path(f"/proc/{other}").exists(), lambda there: not there)
 
     def test_links_that_a_rank_plants_lead_the_daemon_nowhere(self):
         hidden = self.directory / "hidden"

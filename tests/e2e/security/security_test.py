@@ -18,6 +18,10 @@ import time
 import unittest
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from waiting import poll  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BIN = None
 SPEC = """\
@@ -116,18 +120,8 @@ class SetUp(unittest.TestCase):
             self.assertEqual(ran.returncode, 0, f"{arguments}: {ran.stdout}{ran.stderr}")
         return ran
 
-    def poll(self, what, read, condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        value = None
-        while time.monotonic() < deadline:
-            value = read()
-            if condition(value):
-                return value
-            time.sleep(0.1)
-        self.fail(f"not within {seconds} s: {what}; last: {value}")
-
     def wait_for_worker(self, name="gpu-1", user="user-alice"):
-        self.poll(f"{name} is ready", lambda: self.muster("get", "workers", user=user, check=False).stdout,
+        poll(f"{name} is ready", lambda: self.muster("get", "workers", user=user, check=False).stdout,
                   lambda out: re.search(rf"^{name} +ready", out, re.MULTILINE))
 
     def make_job(self, name, steps, ranks=1, every=1000):
@@ -147,7 +141,7 @@ class SetUp(unittest.TestCase):
         self.assertEqual(ran.returncode, 1, ran.stdout)
         self.assertIn(says, ran.stderr)
         if code is not None:
-            self.poll(f"an entry of {method} with code {code}", self.audit,
+            poll(f"an entry of {method} with code {code}", self.audit,
                       lambda entries: any(e["statusCode"] == code and e["method"] == method and
                                           "127.0.0.1" in e["address"] for e in entries))
 
@@ -204,7 +198,7 @@ class OwnAuthority(SetUp):
         self.refused(self.muster("get", "jobs", ca="pki/none.crt", check=False), "--tls-ca: cannot read")
         # Another worker's name.
         worker = self.start("own: worker", name="gpu-2")
-        self.poll("the refusal of gpu-2", self.audit, lambda entries: any(
+        poll("the refusal of gpu-2", self.audit, lambda entries: any(
             e["method"] == "WorkerService.Session" and e["who"] == "worker gpu-1" and e["target"] == "gpu-2" and
             e["statusCode"] == 7 for e in entries))
         self.assertIn("--name gpu-1", (self.directory / "own-worker.log").read_text())
@@ -217,22 +211,22 @@ class OwnAuthority(SetUp):
 
         def job():
             return json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)
-        before = self.poll("it trains", job, lambda now: now["step"] > 0)
+        before = poll("it trains", job, lambda now: now["step"] > 0)
         self.sh("own: rotate")
         text = self.words("own: authority").splitlines()
         for command in text:
             subprocess.run(["bash", "-euc", command], cwd=self.directory, env=self.environment, check=True,
                            capture_output=True)
             # The programs look again within seconds; meanwhile a caller may have to call again.
-            self.poll("the coordinator answers", lambda: self.muster("get", "workers", user="user-alice", check=False),
+            poll("the coordinator answers", lambda: self.muster("get", "workers", user="user-alice", check=False),
                       lambda ran: ran.returncode == 0 and " ready " in ran.stdout)
-        self.poll("it trains on", job, lambda now: now["step"] > before["step"] + 10)
+        poll("it trains on", job, lambda now: now["step"] > before["step"] + 10)
         after = job()
         self.assertEqual((after["epoch"], after["attempts"], after["causes"]), (before["epoch"], 1, []))
         # The end of a certificate: bob's is revoked while alice's job list stays open.
         self.sh("own: revoke")
         start = time.monotonic()
-        self.poll("bob is refused", lambda: self.muster("get", "jobs", user="user-bob", check=False),
+        poll("bob is refused", lambda: self.muster("get", "jobs", user="user-bob", check=False),
                   lambda ran: ran.returncode == 1 and "revoked" in ran.stderr, seconds=10)
         print(f"\na revoked certificate was refused after {time.monotonic() - start:.1f} s", file=sys.stderr)
         self.muster("cancel", "long", user="user-alice")
@@ -244,10 +238,10 @@ class OwnAuthority(SetUp):
 
         def job():
             return json.loads(self.muster("get", "job", "long", "-o", "json", user="user-alice").stdout)
-        before = self.poll("it trains", job, lambda now: now["step"] > 0)
+        before = poll("it trains", job, lambda now: now["step"] > 0)
         self.muster("admin", "pki", "revoke", "pki/worker-gpu-1.crt")
         start = time.monotonic()
-        self.poll("the worker is refused", self.audit, lambda entries: any(
+        poll("the worker is refused", self.audit, lambda entries: any(
             e["method"] == "WorkerService.Session" and e["statusCode"] == 16 and "revoked" in e["message"]
             for e in entries), seconds=10)
         print(f"\na revoked worker was refused after {time.monotonic() - start:.1f} s", file=sys.stderr)
@@ -256,7 +250,7 @@ class OwnAuthority(SetUp):
             (self.directory / f"pki/worker-gpu-1.{suffix}").rename(self.directory / f"old.{suffix}")
         self.muster("admin", "pki", "issue-worker", "gpu-1")
         self.wait_for_worker()
-        after = self.poll("it trains on", job, lambda now: now["step"] > before["step"])
+        after = poll("it trains on", job, lambda now: now["step"] > before["step"])
         self.assertEqual((after["epoch"], after["attempts"], after["causes"]), (before["epoch"], 1, []))
 
 
@@ -301,7 +295,7 @@ class OwnAuthority(SetUp):
         def look():
             left[:] = [one for one in left if not closed(one)]
             return len(left)
-        self.poll("all are closed", look, lambda count: count == 0, seconds=90)
+        poll("all are closed", look, lambda count: count == 0, seconds=90)
         print(f"\n{wanted} connections in {opened:.1f} s; the slowest `muster get workers` beside them took {slowest:.2f} s; "
               f"all were closed after {time.monotonic() - start:.1f} s", file=sys.stderr)
         self.assertRegex(self.muster("get", "workers", user="user-alice").stdout, r"gpu-1 +ready")
@@ -384,7 +378,7 @@ class RotatedFiles(SetUp):
         def muster(*arguments, check=True):
             return self.muster(*arguments, "--tls-cert", etc / "ada/tls.crt", "--tls-key", etc / "ada/tls.key",
                                ca=etc / "ada/ca.crt", check=check)
-        self.poll("gpu-1 is ready", lambda: muster("get", "workers", check=False).stdout, lambda out: " ready " in out)
+        poll("gpu-1 is ready", lambda: muster("get", "workers", check=False).stdout, lambda out: " ready " in out)
         self.assertIn("you are user ada, with submitter", muster("version").stdout)
 
         def served():
@@ -396,15 +390,15 @@ class RotatedFiles(SetUp):
         self.assertEqual(served(), "serial=01")
         for tag, file, days in (("files: coordinator", "tls-cert", 1), ("files: coordinator", "tls-ca", 2),
                                 ("files: worker", "tls-cert", 1), ("files: worker", "tls-ca", 2)):
-            left = self.poll("the metric of its end", lambda: self.certificate_days(tag, file), lambda left: left)
+            left = poll("the metric of its end", lambda: self.certificate_days(tag, file), lambda left: left)
             self.assertTrue(days - 0.1 < left <= days, f"{tag} {file}: {left} days")
         self.issue("head", "/CN=head", server, etc / "tls", 17)
-        self.poll("the new certificate is served", served, lambda serial: serial == "serial=11")
+        poll("the new certificate is served", served, lambda serial: serial == "serial=11")
         self.assertIn(" ready ", muster("get", "workers").stdout)
         # A role is taken away.
         (etc / "access.new").write_text("groups: {}\n")
         (etc / "access.new").rename(etc / "access.yaml")
-        self.poll("ada has no role any more", lambda: muster("get", "jobs", check=False),
+        poll("ada has no role any more", lambda: muster("get", "jobs", check=False),
                   lambda ran: ran.returncode == 1 and "has no role" in ran.stderr, seconds=10)
 
 
@@ -483,11 +477,11 @@ class IdentityTokens(SetUp):
             self.refused(self.muster("get", "jobs", token=bad, check=False), says)
         self.assertEqual(self.muster("get", "jobs", token=token(exp=now - 20), check=False).returncode, 0,
                          "within the clock skew")
-        self.poll("refusals are audited", self.audit, lambda entries: sum(
+        poll("refusals are audited", self.audit, lambda entries: sum(
             e["who"] == "nobody" and e["statusCode"] == 16 for e in entries) >= 15)
         # The issuer rotates its keys.
         publish(public(foreign, "three"))
-        self.poll("the new key counts", lambda: self.muster("get", "jobs", token=token(foreign, "three"), check=False),
+        poll("the new key counts", lambda: self.muster("get", "jobs", token=token(foreign, "three"), check=False),
                   lambda ran: ran.returncode == 0, seconds=10)
         self.refused(self.muster("get", "jobs", token=token(), check=False), "key 'one' is not in")
 
@@ -539,7 +533,7 @@ class IdentityTokens(SetUp):
         self.refused(call("one"), "there are no keys of http://127.0.0.1", 16, "JobService.ListJobs")
         self.assertEqual(self.muster("get", "jobs", user="user-alice").returncode, 0)
         publish("one")
-        self.poll("its keys count", lambda: call("one").returncode, lambda code: code == 0)
+        poll("its keys count", lambda: call("one").returncode, lambda code: code == 0)
         # A key that is not known yet is asked for, though not at each call.
         publish("one", "two")
         asked, start, calls = served["asked"], time.monotonic(), 0
@@ -552,9 +546,9 @@ class IdentityTokens(SetUp):
         served["body"] = b"<html>login</html>"
         asked = served["asked"]
         unknown = jwt.encode({"iss": "x"}, keys["one"], algorithm="RS256", headers={"kid": "three"})
-        self.poll("it is asked again", lambda: self.muster("get", "jobs", token=unknown, check=False) and served["asked"],
+        poll("it is asked again", lambda: self.muster("get", "jobs", token=unknown, check=False) and served["asked"],
                   lambda now: now > asked)
-        self.poll("it is in the log", log.read_text, lambda text: "no JSON Web Key Set" in text)
+        poll("it is in the log", log.read_text, lambda text: "no JSON Web Key Set" in text)
         self.assertEqual((call("one").returncode, call("two").returncode), (0, 0))
 
 
@@ -585,7 +579,7 @@ class Defaults(SetUp):
                                         "--gpus", "none", "--coordinator", "192.0.2.1:7600"], env=self.environment,
                                        text=True, stdout=subprocess.PIPE, stderr=log)
         self.running.append(process)
-        self.poll("it says so", (self.directory / "worker.log").read_text, lambda text: "--insecure" in text)
+        poll("it says so", (self.directory / "worker.log").read_text, lambda text: "--insecure" in text)
 
     def test_a_token_is_not_sent_without_tls(self):
         ran = subprocess.run([BIN / "muster", "--coordinator", "192.0.2.1:7600", "get", "jobs"], text=True,
