@@ -86,8 +86,8 @@ int64_t FixedSeeds() {
   return fewer == nullptr ? 2000 : std::atoll(fewer);
 }
 
-// Of the tests with one kind of fault: a tenth of the fixed seeds.
-int64_t SeedsOfAKind() { return std::max<int64_t>(50, FixedSeeds() / 10); }
+// Of the tests with one kind of fault: a tenth of the fixed seeds, and no fewer than a few.
+int64_t SeedsOfAKind() { return std::max<int64_t>(25, FixedSeeds() / 10); }
 
 TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   const Outcome outcome = RunSeeds(1, FixedSeeds());
