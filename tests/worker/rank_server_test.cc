@@ -4,18 +4,25 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "muster/v1/rank_service.grpc.pb.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
+#include "worker/daemon/proc.h"
 #include "worker/daemon/rank_files.h"
 
 namespace muster::worker {
@@ -90,6 +97,32 @@ TEST_F(RankServerTest, ConnectionsOfAnotherUserAreClosed) {
   const auto socket = server_->ListenForUser(users_, 64199, 64199);
   ASSERT_OK(socket);
   EXPECT_EQ(Report(*socket, "mine").error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(RankServerTest, ConnectionsOfAnAccountAreBounded_AndTheNextIsTakenWhenOneEnds) {
+  const auto socket = server_->ListenForUser(users_, ::geteuid(), ::getegid());
+  ASSERT_OK(socket);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  ASSERT_LT(socket->size(), sizeof(address.sun_path));
+  std::memcpy(address.sun_path, socket->c_str(), socket->size() + 1);
+  const auto connect = [&address] {
+    UniqueFd one(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(one.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    return one;
+  };
+  // A server greets a connection that it has taken.
+  const auto greeted = [](const UniqueFd& one, int milliseconds) {
+    pollfd wait = {one.get(), POLLIN, 0};
+    return ::poll(&wait, 1, milliseconds) == 1 && (wait.revents & POLLIN) != 0;
+  };
+  std::vector<UniqueFd> open;
+  for (int i = 0; i < RankServer::kUserConnectionsMax; ++i) open.push_back(connect());
+  for (const UniqueFd& one : open) ASSERT_TRUE(greeted(one, 30'000));
+  const UniqueFd more = connect();
+  EXPECT_FALSE(greeted(more, 200));
+  open.pop_back();
+  EXPECT_TRUE(greeted(more, 30'000));
 }
 
 TEST_F(RankServerTest, TheDaemonsOwnUserCallsAboutAllRanks) {

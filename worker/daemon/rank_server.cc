@@ -17,6 +17,7 @@
 #include <optional>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -237,15 +238,29 @@ class UserListener {
 
  private:
   void Run() {
-    pollfd wait[2] = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    // Second descriptors of the connections that are open: gRPC does not tell when it closes its
+    // own, but the kernel tells here that the other end is gone.
+    std::vector<UniqueFd> open;
     while (true) {
-      if (::poll(wait, 2, -1) < 0 && errno != EINTR) return;
-      if (wait[0].revents != 0) return;
+      const bool full = open.size() >= RankServer::kUserConnectionsMax;
+      std::vector<pollfd> wait = {{wake_.get(), POLLIN, 0}};
+      for (const UniqueFd& connection : open) wait.push_back({connection.get(), POLLRDHUP, 0});
+      wait.push_back({full ? -1 : listener_.get(), POLLIN, 0});
+      if (::poll(wait.data(), wait.size(), -1) < 0 && errno != EINTR) return;
+      if (wait.front().revents != 0) return;
+      size_t kept = 0;
+      for (size_t i = 0; i < open.size(); ++i) {
+        if (wait[i + 1].revents != 0) continue;
+        if (kept != i) open[kept] = std::move(open[i]);
+        ++kept;
+      }
+      open.resize(kept);
+      if (wait.back().revents == 0) continue;
       UniqueFd connection(
           ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!connection.valid()) {
         // No descriptor is free: connections that wait are taken once one is.
-        if (errno == EMFILE || errno == ENFILE) ::poll(wait, 1, kFullRetryMs);
+        if (errno == EMFILE || errno == ENFILE) ::poll(wait.data(), 1, kFullRetryMs);
         continue;
       }
       ucred peer = {};
@@ -254,6 +269,9 @@ class UserListener {
           peer.uid != uid_) {
         continue;  // closes it
       }
+      UniqueFd second(::fcntl(connection.get(), F_DUPFD_CLOEXEC, 0));
+      if (!second.valid()) continue;  // no descriptor is free: the caller tries again
+      open.push_back(std::move(second));
       grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
       parameters.listener_fd = listener_.get();
       parameters.fd = connection.Release();

@@ -17,6 +17,10 @@ namespace muster::worker {
 // Thread-safe. A call waits, without holding a thread, until Reply names it.
 class RankServer {
  public:
+  // Connections of one account that are open at a time; more wait until one is closed. A rank has
+  // one, and a machine has far fewer ranks.
+  static constexpr int kUserConnectionsMax = 256;
+
   // Ends every waiting call with UNAVAILABLE: the rank repeats it to the next daemon.
   virtual ~RankServer() = default;
   // Hands RankCall and RankCallCancelled to `post`, on threads of gRPC. `attempts_directory` tells
