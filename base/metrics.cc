@@ -30,6 +30,13 @@ class Discarding : public Registry {
 
 std::unique_ptr<Registry> DiscardRegistry() { return std::make_unique<Discarding>(); }
 
+std::map<std::string, std::string> ServerTls::Files() const {
+  std::map<std::string, std::string> files;
+  if (!certificate.empty()) files["metrics-tls-cert"] = certificate;
+  if (!client_authorities.empty()) files["metrics-tls-ca"] = client_authorities;
+  return files;
+}
+
 std::string DescribeFamilies(const std::vector<const Family*>& families) {
   static constexpr const char* kKinds[] = {"counter", "gauge", "histogram"};
   std::string out = "| metric | type | labels | meaning |\n|---|---|---|---|\n";

@@ -66,9 +66,21 @@ struct PageReply {
   int status = 200;
   std::string body;
   std::string content_type = "text/plain; charset=utf-8";
+  bool open = false;  // answered to callers without a certificate, too, where others are not
 };
 // By path, such as "/livez". Called on the server's threads, one at a time: they must not block.
 using Pages = std::map<std::string, std::function<PageReply()>>;
+
+// Files, PEM, with which the endpoint speaks TLS. They are read again for each connection.
+struct ServerTls {
+  std::string certificate;  // with those between it and its authority behind it; empty: plain HTTP
+  std::string key;
+  // Those that sign scrapers' certificates: others get open pages alone. Empty: anybody may read.
+  std::string client_authorities;
+
+  // By the names of the flags that name them.
+  std::map<std::string, std::string> Files() const;
+};
 
 // A Prometheus registry with its HTTP endpoint at /metrics, and other pages beside it.
 class PrometheusServer {
@@ -77,10 +89,12 @@ class PrometheusServer {
   virtual Registry& registry() = 0;
   // Replaces the pages beside /metrics. Returns when none of those before is being answered.
   virtual void SetPages(Pages pages) = 0;
-  // HOST:PORT with the port that was bound.
+  // HOST:PORT with the port that was bound, behind https:// with TLS.
   virtual std::string address() const = 0;
-  // `address` is HOST:PORT, port 0 = the system picks. kInvalidArgument or kUnavailable (in use).
-  static absl::StatusOr<std::unique_ptr<PrometheusServer>> Start(const std::string& address);
+  // `address` is HOST:PORT, port 0 = the system picks. kInvalidArgument (also a file of `tls` that
+  // is missing or is not what it should be) or kUnavailable (in use).
+  static absl::StatusOr<std::unique_ptr<PrometheusServer>> Start(const std::string& address,
+                                                                 const ServerTls& tls = {});
 };
 
 // A Markdown table of a catalogue (name, type, labels, meaning).

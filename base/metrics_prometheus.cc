@@ -1,11 +1,16 @@
 #include <httplib.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <array>
 #include <atomic>
+#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -110,6 +115,58 @@ class PrometheusRegistry : public Registry {
   std::map<Key, std::unique_ptr<Wrapped<prometheus::Histogram>>> histograms_;
 };
 
+absl::Status TlsError(absl::string_view flag, absl::string_view path, const char* what) {
+  std::array<char, 256> text = {};
+  const unsigned long code = ERR_peek_last_error();
+  if (code != 0) ERR_error_string_n(code, text.data(), text.size());
+  ERR_clear_error();
+  return absl::InvalidArgumentError(
+      absl::StrCat(flag, " ", path, ": ", what, code == 0 ? "" : ": ", text.data()));
+}
+
+// Reads the files for one connection, so that one that was replaced counts from then on.
+absl::Status Use(const ServerTls& tls, SSL* ssl) {
+  ERR_clear_error();
+  if (SSL_use_certificate_chain_file(ssl, tls.certificate.c_str()) != 1) {
+    return TlsError("--metrics-tls-cert", tls.certificate, "this is no certificate");
+  }
+  if (SSL_use_PrivateKey_file(ssl, tls.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_check_private_key(ssl) != 1) {
+    return TlsError("--metrics-tls-key", tls.key, "this is not the certificate's private key");
+  }
+  if (tls.client_authorities.empty()) return absl::OkStatus();
+  const std::unique_ptr<X509_STORE, void (*)(X509_STORE*)> store(X509_STORE_new(), X509_STORE_free);
+  if (X509_STORE_load_file(store.get(), tls.client_authorities.c_str()) != 1 ||
+      SSL_set1_verify_cert_store(ssl, store.get()) != 1) {
+    return TlsError("--metrics-tls-ca", tls.client_authorities, "these are no authorities");
+  }
+  // Without SSL_VERIFY_FAIL_IF_NO_PEER_CERT: open pages are for callers without a certificate, too.
+  SSL_set_verify(ssl, SSL_VERIFY_PEER, nullptr);
+  return absl::OkStatus();
+}
+
+std::unique_ptr<httplib::Server> MakeServer(const ServerTls& tls) {
+  if (tls.certificate.empty()) return std::make_unique<httplib::Server>();
+  return std::make_unique<httplib::SSLServer>([&tls](SSL_CTX& context) {
+    SSL_CTX_set_min_proto_version(&context, TLS1_2_VERSION);
+    // A session that is resumed would go on with files that were replaced.
+    SSL_CTX_set_session_cache_mode(&context, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_options(&context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
+    SSL_CTX_set_num_tickets(&context, 0);
+    const auto use = [](SSL* ssl, void* files) {
+      return Use(*static_cast<const ServerTls*>(files), ssl).ok() ? 1 : 0;
+    };
+    SSL_CTX_set_cert_cb(&context, use, const_cast<ServerTls*>(&tls));
+    return true;
+  });
+}
+
+bool HasProvenItself(const SSL* ssl) {
+  const std::unique_ptr<X509, void (*)(X509*)> certificate(SSL_get1_peer_certificate(ssl),
+                                                           X509_free);
+  return certificate != nullptr && SSL_get_verify_result(ssl) == X509_V_OK;
+}
+
 // Two scrapers are served at a time; more wait.
 constexpr size_t kThreads = 2;
 constexpr int kIdleMicroseconds = 250'000;
@@ -119,7 +176,12 @@ constexpr int kTimeoutSeconds = 5;  // of a client that sends or reads nothing
 // IPv6.
 class Server : public PrometheusServer {
  public:
-  Server() : known_(std::make_shared<prometheus::Registry>()), registry_(known_) {
+  explicit Server(const ServerTls& tls)
+      : tls_(tls),
+        known_(std::make_shared<prometheus::Registry>()),
+        registry_(known_),
+        http_(MakeServer(tls_)),
+        server_(*http_) {
     server_.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     server_.set_read_timeout(kTimeoutSeconds);
     server_.set_write_timeout(kTimeoutSeconds);
@@ -132,12 +194,13 @@ class Server : public PrometheusServer {
       const int on = 1;
       (void)setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     });
-    server_.Get("/metrics", [this](const httplib::Request&, httplib::Response& response) {
+    server_.Get("/metrics", [this](const httplib::Request& request, httplib::Response& response) {
+      if (!May(request)) return Refuse(response);
       response.set_content(prometheus::TextSerializer().Serialize(known_->Collect()),
                            "text/plain; version=0.0.4; charset=utf-8");
     });
     server_.Get("/.*", [this](const httplib::Request& request, httplib::Response& response) {
-      Answer(request.path, response);
+      Answer(request, response);
     });
   }
   ~Server() override {
@@ -146,6 +209,19 @@ class Server : public PrometheusServer {
     while (!server_.is_running() && !ended_) std::this_thread::yield();
     server_.stop();
     thread_.join();
+  }
+  // Whether the files are what they should be now.
+  absl::Status CheckTls() const {
+    if (tls_.certificate.empty() != tls_.key.empty() ||
+        (tls_.certificate.empty() && !tls_.client_authorities.empty())) {
+      return absl::InvalidArgumentError(
+          "TLS of metrics needs --metrics-tls-cert and --metrics-tls-key, both");
+    }
+    if (tls_.certificate.empty()) return absl::OkStatus();
+    const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(SSL_CTX_new(TLS_server_method()),
+                                                               SSL_CTX_free);
+    const std::unique_ptr<SSL, void (*)(SSL*)> ssl(SSL_new(context.get()), SSL_free);
+    return Use(tls_, ssl.get());
   }
   absl::Status Listen(HostPort at) {
     int port = 0;
@@ -161,7 +237,7 @@ class Server : public PrometheusServer {
                        ": the port is in use, or no interface of this host has the address"));
     }
     at.port = absl::StrCat(port);
-    address_ = at.ToString();
+    address_ = absl::StrCat(tls_.certificate.empty() ? "" : "https://", at.ToString());
     thread_ = std::thread([this] {
       server_.listen_after_bind();
       ended_ = true;
@@ -176,9 +252,17 @@ class Server : public PrometheusServer {
   std::string address() const override { return address_; }
 
  private:
-  void Answer(const std::string& path, httplib::Response& response) {
+  bool May(const httplib::Request& request) const {
+    return tls_.client_authorities.empty() || HasProvenItself(request.ssl);
+  }
+  static void Refuse(httplib::Response& response) {
+    response.status = 403;
+    response.set_content("this page needs a client certificate of --metrics-tls-ca\n",
+                         "text/plain");
+  }
+  void Answer(const httplib::Request& request, httplib::Response& response) {
     MutexLock lock(&pages_mutex_);
-    const auto page = pages_.find(path);
+    const auto page = pages_.find(request.path);
     if (page == pages_.end()) {
       std::string known = "/metrics";
       for (const auto& [other, unused] : pages_) absl::StrAppend(&known, " ", other);
@@ -187,15 +271,18 @@ class Server : public PrometheusServer {
       return;
     }
     const PageReply reply = page->second();
+    if (!reply.open && !May(request)) return Refuse(response);
     response.status = reply.status;
     response.set_content(reply.body, reply.content_type);
   }
 
+  const ServerTls tls_;
   std::shared_ptr<prometheus::Registry> known_;
   PrometheusRegistry registry_;
   Mutex pages_mutex_;
   Pages pages_ ABSL_GUARDED_BY(pages_mutex_);
-  httplib::Server server_;
+  const std::unique_ptr<httplib::Server> http_;
+  httplib::Server& server_;
   std::string address_;
   std::atomic<bool> ended_ = false;
   std::thread thread_;
@@ -204,9 +291,10 @@ class Server : public PrometheusServer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PrometheusServer>> PrometheusServer::Start(
-    const std::string& address) {
+    const std::string& address, const ServerTls& tls) {
   ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(address));
-  auto server = std::make_unique<Server>();
+  auto server = std::make_unique<Server>(tls);
+  RETURN_IF_ERROR(server->CheckTls());
   RETURN_IF_ERROR(Annotate(server->Listen(at), "metrics"));
   return server;
 }

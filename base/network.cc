@@ -17,6 +17,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace muster {
 namespace {
@@ -162,10 +163,12 @@ absl::StatusOr<bool> InCidr(const std::string& address, const std::string& cidr)
 }
 
 std::string Advertised(const std::string& listening, const std::string& reachable) {
-  absl::StatusOr<HostPort> parsed = ParseHostPort(listening);
+  absl::string_view bare = listening;
+  const bool https = absl::ConsumePrefix(&bare, "https://");
+  absl::StatusOr<HostPort> parsed = ParseHostPort(std::string(bare));
   if (!parsed.ok() || !IsWildcardAddress(parsed->host) || reachable.empty()) return listening;
   parsed->host = reachable;
-  return parsed->ToString();
+  return absl::StrCat(https ? "https://" : "", parsed->ToString());
 }
 
 absl::StatusOr<PortRange> PortRange::Parse(const std::string& text) {

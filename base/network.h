@@ -32,7 +32,8 @@ bool IsLinkLocalAddress(const std::string& address);  // 169.254.0.0/16, fe80::/
 // True when `address` is in `cidr` ("10.0.0.0/8"). kInvalidArgument: `cidr` is none.
 absl::StatusOr<bool> InCidr(const std::string& address, const std::string& cidr);
 
-// The address at which others reach a service that listens on `listening` (HOST:PORT): the same,
+// The address at which others reach a service that listens on `listening` (HOST:PORT, or the same
+// behind https://): the same,
 // but with `reachable` in place of a wildcard host, which nobody can dial.
 std::string Advertised(const std::string& listening, const std::string& reachable);
 

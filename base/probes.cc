@@ -47,8 +47,9 @@ metrics::PageReply Probes::Live() const {
 }
 
 metrics::PageReply Probes::Reply(const std::string& trouble) const {
-  if (trouble.empty()) return {.body = "ok\n"};
-  return {.status = 503, .body = absl::StrCat(trouble, "\n")};
+  // What probes, such as the kubelet, has no certificate.
+  if (trouble.empty()) return {.body = "ok\n", .open = true};
+  return {.status = 503, .body = absl::StrCat(trouble, "\n"), .open = true};
 }
 
 }  // namespace muster

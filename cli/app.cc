@@ -717,6 +717,11 @@ class Application {
     CLI::App* worker = Add(*pki, "issue-worker", "A worker's certificate, which names it",
                            [this] { return PkiIssueWorker(pki_, format(), terminal_); });
     worker->add_option("WORKER", pki_.name, "Its --name; '*' is good for every worker")->required();
+    CLI::App* metrics =
+        Add(*pki, "issue-metrics", "A certificate for the metrics of a worker's daemon",
+            [this] { return PkiIssueMetrics(pki_, format(), terminal_); });
+    metrics->add_option("HOST", pki_.hosts, "DNS names or addresses by which it is scraped")
+        ->required();
     CLI::App* user = Add(*pki, "issue-user", "A user's certificate, with their roles",
                          [this] { return PkiIssueUser(pki_, format(), terminal_); });
     user->add_option("USER", pki_.name, "Their name")->required();
@@ -732,12 +737,12 @@ class Application {
     CLI::App* revoke = Add(*pki, "revoke", "Add a certificate to the revocation list",
                            [this] { return PkiRevoke(pki_, format(), terminal_); });
     revoke->add_option("CERTIFICATE", pki_.certificate, "Its file")->required()->type_name("FILE");
-    for (CLI::App* command : {init, worker, user, rotate, revoke}) {
+    for (CLI::App* command : {init, worker, metrics, user, rotate, revoke}) {
       command->add_option("--pki-dir", pki_.directory, "Directory of the authority")
           ->default_val("pki")
           ->type_name("DIR");
     }
-    for (CLI::App* command : {init, worker, user}) {
+    for (CLI::App* command : {init, worker, metrics, user}) {
       command->add_option("--lifetime", pki_.lifetime, "How long the certificate is good")
           ->capture_default_str()
           ->type_name("TIME");
@@ -745,14 +750,27 @@ class Application {
   }
 
   void DeclareRest() {
-    Add(app_, "doctor",
-        "Whether this machine can run a worker or coordinator: driver, libraries, limits, disk, "
-        "network. Exit 1 when a check fails",
-        [this] { return Doctor(); })
-        ->add_option("--state-dir", doctor_directory_,
+    CLI::App* doctor =
+        Add(app_, "doctor",
+            "Whether this machine can run a worker or coordinator: driver, libraries, limits, "
+            "disk, network, TLS. Exit 1 when a check fails",
+            [this] { return Doctor(); });
+    doctor
+        ->add_option("--state-dir", doctor_.directory,
                      "Directory whose disk is tried: that of the daemon or coordinator "
                      "[default: the current one]")
         ->type_name("DIR");
+    doctor
+        ->add_option("--ports", doctor_.ports,
+                     "Ports that services are to listen on, such as 7600,9071,20000-20999")
+        ->type_name("LIST");
+    doctor
+        ->add_option("--job-user", doctor_.job_user.user,
+                     "Whether a daemon of this user could run with it")
+        ->type_name("NAME");
+    doctor
+        ->add_option("--job-user-map", doctor_.job_user.map_file, "The same, for --job-user owner")
+        ->type_name("FILE");
     CLI::App* replay =
         Add(app_, "replay", "Fold the log of a snapshot again, and compare with its state", [this] {
           replay_.coordinator_binary = surroundings_.binaries + "/muster-coordinator";
@@ -832,8 +850,12 @@ class Application {
   }
 
   absl::Status Doctor() {
-    MachineFacts facts = GatherFacts(doctor_directory_.empty() ? surroundings_.working_directory
-                                                               : doctor_directory_);
+    if (doctor_.directory.empty()) doctor_.directory = surroundings_.working_directory;
+    Endpoint given;
+    given.origin = "$MUSTER_COORDINATOR";  // as for a cluster that somebody named
+    AddProof(given).IgnoreError();         // of a token alone, which the call below tells, too
+    doctor_.tls = given.tls;
+    ASSIGN_OR_RETURN(MachineFacts facts, GatherFacts(doctor_));
     facts.version = surroundings_.version;
     const std::string named = surroundings_.environment("MUSTER_COORDINATOR");
     if (!coordinator_.empty() || !named.empty()) {
@@ -905,7 +927,7 @@ class Application {
   bool tree_ = false;
   FleetOptions fleet_;
   ReserveOptions reserve_;
-  std::string doctor_directory_;
+  DoctorOptions doctor_;
   StateOptions state_;
   std::string snapshot_;
   ReplayOptions replay_;

@@ -1,7 +1,9 @@
 #include "cli/doctor.h"
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/statvfs.h>
 #include <sys/timex.h>
 #include <unistd.h>
@@ -10,10 +12,13 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "base/network.h"
 #include "base/shared_library.h"
@@ -28,6 +33,9 @@ constexpr int64_t kOpenFilesNeeded = 4096;
 constexpr int64_t kSharedMemoryNeeded = int64_t{1} << 30;
 constexpr int64_t kDiskNeeded = int64_t{5} << 30;
 constexpr absl::Duration kSyncSlow = absl::Milliseconds(20);
+
+constexpr absl::Duration kCertificateEndsSoon = absl::Hours(24 * 30);
+constexpr int kPortsShown = 5;
 
 using Level = Finding::Level;
 
@@ -107,6 +115,61 @@ absl::StatusOr<absl::Duration> TimeSync(const std::string& directory) {
   }
   std::nth_element(times.begin(), times.begin() + kSyncs / 2, times.end());
   return times[kSyncs / 2];
+}
+
+// Whether a service could listen on it, on any address of this machine.
+absl::Status TryPort(int port) {
+  const int listener = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int family = listener >= 0 ? AF_INET6 : AF_INET;
+  const int fd = listener >= 0 ? listener : ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::UnavailableError(std::strerror(errno));
+  const int on = 1, off = 0;
+  (void)::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  int bound = 0;
+  if (family == AF_INET6) {
+    (void)::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    sockaddr_in6 any = {};
+    any.sin6_family = AF_INET6;
+    any.sin6_port = htons(static_cast<uint16_t>(port));
+    bound = ::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+  } else {
+    sockaddr_in any = {};
+    any.sin_family = AF_INET;
+    any.sin_port = htons(static_cast<uint16_t>(port));
+    bound = ::bind(fd, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
+  }
+  absl::Status status;
+  if (bound != 0 || ::listen(fd, 1) != 0) status = absl::UnavailableError(std::strerror(errno));
+  ::close(fd);
+  return status;
+}
+
+absl::Status TryPorts(const std::string& list, std::map<int, absl::Status>& taken) {
+  for (const absl::string_view item : absl::StrSplit(list, ',', absl::SkipEmpty())) {
+    const absl::StatusOr<PortRange> range = PortRange::Parse(std::string(item));
+    if (!range.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--ports: '", item, "' is no port and no range such as 20000-20999"));
+    }
+    for (int port = range->first; port <= range->last; ++port) {
+      if (absl::Status status = TryPort(port); !status.ok()) taken[port] = std::move(status);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Of Linux: two numbers.
+PortRange EphemeralPorts() {
+  PortRange range;
+  std::ifstream file("/proc/sys/net/ipv4/ip_local_port_range");
+  file >> range.first >> range.last;
+  return range;
+}
+
+absl::StatusOr<std::map<std::string, security::Validity>> LookAtTls(
+    const security::TlsFiles& files) {
+  RETURN_IF_ERROR(security::CheckClientFiles(files, absl::Now()));
+  return security::ReadValidities(files);
 }
 
 Finding Ok(std::string check, std::string found) {
@@ -215,6 +278,72 @@ Finding ExamineName(const MachineFacts& facts) {
   return Ok("dns", absl::StrCat(facts.host, " is ", absl::StrJoin(facts.host_addresses, ", ")));
 }
 
+Finding ExaminePorts(const MachineFacts& facts) {
+  if (facts.ports.empty()) return Ok("ports", "none were named: --ports 7600,20000-20999");
+  if (!facts.taken_ports.empty()) {
+    std::vector<std::string> some;
+    for (const auto& [port, status] : facts.taken_ports) {
+      if (some.size() == kPortsShown) {
+        some.push_back(absl::StrCat(facts.taken_ports.size() - kPortsShown, " more"));
+        break;
+      }
+      some.push_back(absl::StrCat(port, " (", status.message(), ")"));
+    }
+    return {
+        Level::kWarning, "ports",
+        absl::StrCat("cannot be listened on: ", absl::StrJoin(some, ", ")),
+        "end what listens there (ss -ltnp), or choose others: --listen, --metrics, --rank-ports"};
+  }
+  for (const absl::string_view item : absl::StrSplit(facts.ports, ',', absl::SkipEmpty())) {
+    const PortRange range = PortRange::Parse(std::string(item)).value_or(PortRange{});
+    if (range.first <= facts.ephemeral_ports.last && range.last >= facts.ephemeral_ports.first) {
+      return {Level::kWarning, "ports",
+              absl::StrCat(item, " is free, and within ", facts.ephemeral_ports.ToString(),
+                           ", from which outgoing connections take theirs"),
+              "choose others, or keep them free: sysctl net.ipv4.ip_local_reserved_ports"};
+    }
+  }
+  return Ok("ports", absl::StrCat(facts.ports, " can be listened on"));
+}
+
+Finding ExamineTls(const MachineFacts& facts) {
+  if (!facts.tls.has_value()) {
+    return Ok("tls", "none was named: --tls-ca, --tls-cert, --tls-key or $MUSTER_TLS_...");
+  }
+  if (!facts.tls->ok()) {
+    return {Level::kError, "tls", std::string(facts.tls->status().message()),
+            "docs/security.md says what the files are; muster admin pki issues them"};
+  }
+  std::string first_flag;
+  absl::Time first_end = absl::InfiniteFuture();
+  for (const auto& [flag, validity] : **facts.tls) {
+    if (validity.not_after >= first_end) continue;
+    first_end = validity.not_after;
+    first_flag = flag;
+  }
+  const std::string found =
+      absl::StrCat("--", first_flag, " is good until ",
+                   absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", first_end, absl::UTCTimeZone()));
+  if (first_end <= facts.now) {
+    return {Level::kError, "tls", absl::StrCat("--", first_flag, " has ended"),
+            "muster admin pki rotate, or your authority, issues another"};
+  }
+  if (first_end < facts.now + kCertificateEndsSoon) {
+    return {Level::kWarning, "tls", found, "muster admin pki rotate issues again what ends soon"};
+  }
+  return Ok("tls", found);
+}
+
+Finding ExamineJobUser(const MachineFacts& facts) {
+  if (facts.job_user.empty()) return Ok("job-user", "ranks run as the daemon's user");
+  if (facts.job_user_state.ok()) {
+    return Ok("job-user",
+              absl::StrCat("a daemon of this user can run ranks with --job-user ", facts.job_user));
+  }
+  return {Level::kError, "job-user", std::string(facts.job_user_state.message()),
+          "docs/security.md says which accounts and capabilities it takes"};
+}
+
 Finding ExamineCoordinator(const MachineFacts& facts) {
   if (!facts.coordinator.has_value()) {
     return Ok("coordinator", "none was named: --coordinator or $MUSTER_COORDINATOR");
@@ -232,8 +361,17 @@ Finding ExamineCoordinator(const MachineFacts& facts) {
 
 }  // namespace
 
-MachineFacts GatherFacts(const std::string& directory) {
+absl::StatusOr<MachineFacts> GatherFacts(const DoctorOptions& options) {
+  const std::string& directory = options.directory;
   MachineFacts facts;
+  RETURN_IF_ERROR(TryPorts(options.ports, facts.taken_ports));
+  facts.ports = options.ports;
+  facts.ephemeral_ports = EphemeralPorts();
+  facts.now = absl::Now();
+  if (options.tls.any()) facts.tls = LookAtTls(options.tls);
+  facts.job_user = options.job_user.user;
+  facts.job_user_state = worker::CheckJobUser(options.job_user);
+  if (facts.job_user.empty() && !facts.job_user_state.ok()) facts.job_user = "(none)";
   AskDriver(facts);
   if (facts.driver.ok()) {
     for (const char* name : {"libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2"}) {
@@ -276,6 +414,9 @@ std::vector<Finding> Examine(const MachineFacts& facts) {
           clock,
           ExamineNetwork(facts),
           ExamineName(facts),
+          ExaminePorts(facts),
+          ExamineTls(facts),
+          ExamineJobUser(facts),
           ExamineCoordinator(facts)};
 }
 

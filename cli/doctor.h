@@ -12,7 +12,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/network.h"
 #include "cli/output.h"
+#include "security/tls_files.h"
+#include "worker/daemon/accounts.h"
 
 namespace muster::cli {
 
@@ -41,15 +44,32 @@ struct MachineFacts {
   std::vector<std::string> host_addresses;  // of its own name; empty: not found
   std::string outside_address;              // at which others reach it; empty: none
 
+  // What was asked about; empty and absent: nothing. Ports, each with why it cannot be listened on.
+  std::string ports;
+  std::map<int, absl::Status> taken_ports;
+  // That the kernel gives to outgoing connections, both ends included.
+  PortRange ephemeral_ports;
+  std::optional<absl::StatusOr<std::map<std::string, security::Validity>>> tls;  // by flag
+  std::string job_user;                                                          // --job-user
+  absl::Status job_user_state;  // whether a daemon of this user may run ranks so
+  absl::Time now;
+
   // Absent: none was named.
   std::optional<absl::StatusOr<std::string>> coordinator;  // its version
   std::string coordinator_address;
   std::string version;  // of this program
 };
 
-// Looks at this machine, and writes to `directory` to time its disk. What needs the coordinator is
-// left to the caller.
-MachineFacts GatherFacts(const std::string& directory);
+struct DoctorOptions {
+  std::string directory;           // whose disk is timed, by writing to it
+  std::string ports;               // "7600,9070,20000-20999": to listen on; empty: none
+  security::TlsFiles tls;          // none: not looked at
+  worker::JobUserPolicy job_user;  // none: not looked at
+};
+
+// Looks at this machine. What needs the coordinator is left to the caller. kInvalidArgument:
+// `ports` is no such list.
+absl::StatusOr<MachineFacts> GatherFacts(const DoctorOptions& options);
 
 struct Finding {
   enum class Level { kOk, kWarning, kError } level;

@@ -76,6 +76,15 @@ absl::Status PkiIssueWorker(const PkiOptions& options, Format format, Terminal& 
   return absl::OkStatus();
 }
 
+absl::Status PkiIssueMetrics(const PkiOptions& options, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const absl::Duration lifetime, ParseSpan(options.lifetime, "--lifetime"));
+  ASSIGN_OR_RETURN(
+      const security::Issued issued,
+      security::Pki(options.directory, absl::Now()).IssueMetrics(options.hosts, lifetime));
+  Print({issued}, format, terminal);
+  return absl::OkStatus();
+}
+
 absl::Status PkiIssueUser(const PkiOptions& options, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const absl::Duration lifetime, ParseSpan(options.lifetime, "--lifetime"));
   std::vector<security::Grant> roles;

@@ -15,7 +15,7 @@ namespace muster::cli {
 struct PkiOptions {
   std::string directory;  // --pki-dir
   std::string cluster = "cluster";
-  std::vector<std::string> hosts;
+  std::vector<std::string> hosts;  // of the coordinator, or of a daemon's metrics
   std::string name;                // of a worker or user
   std::vector<std::string> roles;  // of a user
   std::string lifetime = "365d";
@@ -28,6 +28,7 @@ struct PkiOptions {
 absl::Status PkiInit(const PkiOptions& options, Format format, Terminal& terminal);
 absl::Status PkiIssueWorker(const PkiOptions& options, Format format, Terminal& terminal);
 absl::Status PkiIssueUser(const PkiOptions& options, Format format, Terminal& terminal);
+absl::Status PkiIssueMetrics(const PkiOptions& options, Format format, Terminal& terminal);
 absl::Status PkiRotate(const PkiOptions& options, Format format, Terminal& terminal);
 absl::Status PkiRevoke(const PkiOptions& options, Format format, Terminal& terminal);
 

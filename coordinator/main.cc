@@ -54,6 +54,7 @@ constexpr absl::Duration kStopGrace = absl::Seconds(2);
 struct Flags {
   std::string listen = "127.0.0.1:7600";
   std::string metrics = "127.0.0.1:0";
+  metrics::ServerTls metrics_tls;
   std::string data_dir;
   std::string cluster_id;
   std::string topology_file;
@@ -191,7 +192,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   const absl::Duration start = clock.Monotonic();
   Probes probes(clock);
   ASSIGN_OR_RETURN(const std::unique_ptr<metrics::PrometheusServer> prometheus,
-                   metrics::PrometheusServer::Start(flags.metrics));
+                   metrics::PrometheusServer::Start(flags.metrics, flags.metrics_tls));
   Metrics metrics(prometheus->registry());
   metrics.Version(MUSTER_VERSION);
   // Before the store is read, which may take long, so that /startupz answers meanwhile.
@@ -235,7 +236,7 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                      TraceExporter::Start(flags.otlp_endpoint, MUSTER_VERSION, *shell, clock, log));
   }
   const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir, flags.tls,
-                        flags.gate.crl);
+                        flags.gate.crl, flags.metrics_tls.Files());
   metrics::Pages pages = probes.Pages();
   pages["/targets"] = [&shell, &metrics_address] {
     return metrics::PageReply{
@@ -341,6 +342,16 @@ int Main(int argc, char** argv) {
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, its service discovery at "
                  "/targets, and /livez, /readyz, /startupz")
       ->capture_default_str();
+  app.add_option("--metrics-tls-cert", flags.metrics_tls.certificate,
+                 "With it --metrics speaks HTTPS: certificate, PEM, for this host; read again for "
+                 "each connection [default: plain HTTP]")
+      ->type_name("FILE");
+  app.add_option("--metrics-tls-key", flags.metrics_tls.key, "Its private key, PEM")
+      ->type_name("FILE");
+  app.add_option("--metrics-tls-ca", flags.metrics_tls.client_authorities,
+                 "Authorities that sign scrapers' certificates, PEM: without one a caller gets "
+                 "/livez, /readyz and /startupz alone [default: anybody may scrape]")
+      ->type_name("FILE");
   app.add_option("--data-dir", flags.data_dir,
                  "Directory of the durable state and of the file `address`; made when missing")
       ->type_name("DIR");

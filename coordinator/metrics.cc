@@ -159,13 +159,13 @@ const Family kCertificateBegin = {
     Kind::kGauge,
     "muster_coordinator_certificate_not_before_timestamp_seconds",
     "When the newest certificate, or revocation list, in the file of a flag (tls-cert, tls-ca, "
-    "tls-crl) begins; 0 while it cannot be read",
+    "tls-crl, metrics-tls-cert, metrics-tls-ca) begins; 0 while it cannot be read",
     {"file"}};
 const Family kCertificateEnd = {
     Kind::kGauge,
     "muster_coordinator_certificate_not_after_timestamp_seconds",
     "When the first certificate, or revocation list, in the file of a flag (tls-cert, tls-ca, "
-    "tls-crl) ends; 0 while it cannot be read",
+    "tls-crl, metrics-tls-cert, metrics-tls-ca) ends; 0 while it cannot be read",
     {"file"}};
 const Family kBuildInfo = {
     Kind::kGauge, "muster_coordinator_build_info", "1, with the version", {"version"}};

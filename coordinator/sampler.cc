@@ -61,16 +61,17 @@ void DeviceTimeCounter::Forget(const std::function<void(const std::string&)>& la
 }
 
 Sampler::Sampler(const Parts& parts, std::string data_dir, security::TlsFiles tls,
-                 std::string revocations)
+                 std::string revocations, std::map<std::string, std::string> more)
     : parts_(parts),
       data_dir_(std::move(data_dir)),
       tls_(std::move(tls)),
       revocations_(std::move(revocations)),
+      more_files_(std::move(more)),
       wall_ahead_(parts.clock.Now() - (absl::UnixEpoch() + parts.clock.Monotonic())),
       loop_(parts.clock) {
   loop_.Post([this] { SampleJobs(); });
   if (!data_dir_.empty()) loop_.Post([this] { SampleDisk(); });
-  if (tls_.any()) loop_.Post([this] { SampleCertificates(); });
+  if (tls_.any() || !more_files_.empty()) loop_.Post([this] { SampleCertificates(); });
 }
 
 void Sampler::SampleJobs() {
@@ -142,7 +143,7 @@ void Sampler::SampleDisk() {
 }
 
 void Sampler::SampleCertificates() {
-  for (const auto& [flag, validity] : security::ReadValidities(tls_, revocations_)) {
+  for (const auto& [flag, validity] : security::ReadValidities(tls_, revocations_, more_files_)) {
     parts_.metrics.CertificateFile(flag, validity.not_before, validity.not_after);
   }
   loop_.PostAfter(kDiskSampleInterval, [this] { SampleCertificates(); });

@@ -48,10 +48,10 @@ class Sampler {
     const PublishedState& published;
     Metrics& metrics;
   };
-  // `data_dir`: where the durable state is; empty = the disk is not measured. `tls`, `revocations`:
-  // files whose ends are told; empty ones have none.
+  // `data_dir`: where the durable state is; empty = the disk is not measured. `tls`, `revocations`
+  // and `more`, by flag: files whose ends are told; empty ones have none.
   Sampler(const Parts& parts, std::string data_dir, security::TlsFiles tls = {},
-          std::string revocations = "");
+          std::string revocations = "", std::map<std::string, std::string> more = {});
   ~Sampler() { loop_.Stop(); }
 
  private:
@@ -64,6 +64,7 @@ class Sampler {
   const std::string data_dir_;
   const security::TlsFiles tls_;
   const std::string revocations_;
+  const std::map<std::string, std::string> more_files_;
   DeviceTimeCounter device_time_;
   bool first_sample_ = true;
   // The time of usage follows the wall clock at the start and then never jumps, as the shell's.

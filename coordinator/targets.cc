@@ -1,9 +1,12 @@
 #include "coordinator/targets.h"
 
 #include <map>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "coordinator/core/job_view.h"
 #include "nlohmann/json.hpp"
 
@@ -16,10 +19,13 @@ std::string TargetsJson(const PublishedState& published, const std::string& clus
   const auto target = [&](const std::string& address, const char* component, const Json& more) {
     Json labels = {{"cluster", cluster_id}, {"component", component}};
     labels.update(more);
-    return Json{{"targets", Json::array({address})}, {"labels", std::move(labels)}};
+    absl::string_view bare = address;
+    if (absl::ConsumePrefix(&bare, "https://")) labels["__scheme__"] = "https";
+    return Json{{"targets", Json::array({std::string(bare)})}, {"labels", std::move(labels)}};
   };
   Json list = Json::array({target(own_address, "coordinator", Json::object())});
-  for (const v1::Worker& worker : *published.workers()) {
+  const std::shared_ptr<const std::vector<v1::Worker>> workers = published.workers();
+  for (const v1::Worker& worker : *workers) {
     if (worker.metrics_address().empty() || worker.state() == v1::WORKER_STATE_LOST) continue;
     list.push_back(target(worker.metrics_address(), "worker", {{"worker", worker.name()}}));
   }

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/file_system.h"
 #include "base/network.h"
 #include "base/status_macros.h"
@@ -273,6 +274,9 @@ absl::StatusOr<std::string> ListsPem(const std::vector<Authority>& authorities,
   return out;
 }
 
+// Files of servers that are not the coordinator begin so.
+constexpr absl::string_view kMetricsFiles = "metrics-";
+
 // In a file name.
 absl::Status CheckFileName(const std::string& name) {
   RETURN_IF_ERROR(CheckPrincipalName(name));
@@ -340,6 +344,18 @@ absl::StatusOr<Issued> Pki::IssueUser(const std::string& user, const std::vector
   return Issue(absl::StrCat("user-", user), names, lifetime, false);
 }
 
+absl::StatusOr<Issued> Pki::IssueMetrics(const std::vector<std::string>& hosts,
+                                         absl::Duration lifetime) {
+  for (const std::string& host : hosts) RETURN_IF_ERROR(CheckHost(host));
+  if (hosts.empty()) return absl::InvalidArgumentError("a server's certificate names its hosts");
+  Names names;
+  names.common_name = hosts.front().substr(0, 64);
+  names.server = true;
+  names.hosts = hosts;
+  return Issue(absl::StrCat(kMetricsFiles, absl::StrReplaceAll(hosts.front(), {{"*", "any"}})),
+               names, lifetime, false);
+}
+
 absl::StatusOr<Issued> Pki::Issue(const std::string& base, const Names& names,
                                   absl::Duration lifetime, bool replace) {
   ASSIGN_OR_RETURN(const std::vector<Authority> authorities, ReadAuthorities(directory_));
@@ -403,7 +419,7 @@ absl::StatusOr<std::vector<Issued>> Pki::Rotate(absl::Duration before) {
     if (old->not_after > now_ + before) continue;
     const std::string base = file.substr(0, file.size() - 4);
     const Names names{old->common_name, old->organizations, old->uris, old->hosts,
-                      base == "coordinator"};
+                      base == "coordinator" || absl::StartsWith(base, kMetricsFiles)};
     ASSIGN_OR_RETURN(
         Issued issued,
         Issue(base, names, old->not_after - old->not_before - kBackdated, /*replace=*/true));

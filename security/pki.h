@@ -3,7 +3,7 @@
 //   ca.crt              the authorities that are trusted: for --tls-ca everywhere
 //   ca.key              their keys, newest first: stay where certificates are issued
 //   ca.crl              what was revoked: for the coordinator's --tls-crl
-//   coordinator.crt .key, worker-NAME.crt .key, user-NAME.crt .key
+//   coordinator.crt .key, worker-NAME.crt .key, user-NAME.crt .key, metrics-HOST.crt .key
 //
 // Keys are P-256, files of keys have mode 0600, and no existing file is overwritten except by
 // Rotate. Each pair of files is replaced key first and by renaming, so that a reader that looks
@@ -44,6 +44,11 @@ class Pki {
   absl::StatusOr<Issued> IssueWorker(const std::string& worker, absl::Duration lifetime);
   absl::StatusOr<Issued> IssueUser(const std::string& user, const std::vector<Grant>& roles,
                                    absl::Duration lifetime);
+
+  // A server's, for a daemon's metrics on `hosts` (DNS names and IP addresses, at least one). The
+  // files are called by the first.
+  absl::StatusOr<Issued> IssueMetrics(const std::vector<std::string>& hosts,
+                                      absl::Duration lifetime);
 
   // Issues every certificate in the directory again that expires within `before`, with the names
   // and for as long as it had. Returns those.

@@ -66,9 +66,10 @@ absl::Status CheckClientFiles(const TlsFiles& files, absl::Time now) {
 }
 
 std::map<std::string, Validity> ReadValidities(const TlsFiles& files,
-                                               const std::string& revocations) {
+                                               const std::string& revocations,
+                                               const std::map<std::string, std::string>& more) {
   std::map<std::string, Validity> out;
-  const auto add = [&out](const char* flag, const std::string& path) {
+  const auto add = [&out](const std::string& flag, const std::string& path) {
     if (path.empty()) return;
     const absl::StatusOr<std::string> text = PosixFileSystem()->Read(path);
     out[flag] = (text.ok() ? ReadValidity(*text) : text.status())
@@ -77,6 +78,7 @@ std::map<std::string, Validity> ReadValidities(const TlsFiles& files,
   add("tls-cert", files.certificate);
   add("tls-ca", files.authorities);
   add("tls-crl", revocations);
+  for (const auto& [flag, path] : more) add(flag, path);
   return out;
 }
 

@@ -27,9 +27,11 @@ absl::Status CheckServerFiles(const TlsFiles& files, absl::Time now);
 absl::Status CheckClientFiles(const TlsFiles& files, absl::Time now);
 
 // When what these files hold begins and ends, by the flags that name them ("tls-cert", "tls-ca",
-// "tls-crl"), of those that are given. Both times are the Unix epoch where a file cannot be read.
+// "tls-crl", and those of `more`, which are paths by flag), of those that are given. Both times are
+// the Unix epoch where a file cannot be read.
 std::map<std::string, Validity> ReadValidities(const TlsFiles& files,
-                                               const std::string& revocations = "");
+                                               const std::string& revocations = "",
+                                               const std::map<std::string, std::string>& more = {});
 
 }  // namespace muster::security
 

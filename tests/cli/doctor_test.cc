@@ -3,7 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -38,6 +42,11 @@ class DoctorTest : public ::testing::Test {
     facts_.version = "0.1.0";
     facts_.coordinator = std::string("0.1.0");
     facts_.coordinator_address = "head:7600";
+    facts_.now = absl::FromUnixSeconds(1'000'000'000);
+    facts_.ports = "7600,20000-20999";
+    facts_.ephemeral_ports = {32768, 60999};
+    SetTls(absl::Hours(24 * 90));
+    facts_.job_user = "owner";
   }
   Finding Of(const std::string& check) const {
     for (const Finding& finding : Examine(facts_)) {
@@ -45,6 +54,11 @@ class DoctorTest : public ::testing::Test {
     }
     ADD_FAILURE() << "no check " << check;
     return {};
+  }
+  void SetTls(absl::Duration ends_in) {
+    facts_.tls = std::map<std::string, security::Validity>{
+        {"tls-ca", {facts_.now, facts_.now + absl::Hours(24 * 3650)}},
+        {"tls-cert", {facts_.now, facts_.now + ends_in}}};
   }
   Finding::Level LevelOf(const std::string& check) const { return Of(check).level; }
 
@@ -68,6 +82,9 @@ TEST_F(DoctorTest, EveryFinding_SaysHowToMendIt) {
   facts_.host_addresses.clear();
   facts_.outside_address.clear();
   facts_.coordinator = absl::UnavailableError("no answer");
+  facts_.taken_ports[7600] = absl::UnavailableError("Address already in use");
+  facts_.tls = absl::InvalidArgumentError("--tls-cert x: no certificate");
+  facts_.job_user_state = absl::NotFoundError("there is no such account");
   for (const Finding& finding : Examine(facts_)) {
     if (finding.check == "libraries") continue;  // not asked without a driver
     EXPECT_NE(finding.level, Finding::Level::kOk) << finding.check;
@@ -114,7 +131,7 @@ TEST_F(DoctorTest, Report_FailsWhenACheckDoes) {
   EXPECT_THAT(Report(Examine(facts_), Format::kJson, terminal),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("1 check fails")));
   const Json list = Json::parse(out.str());
-  ASSERT_EQ(list.size(), 10u);
+  ASSERT_EQ(list.size(), 13u);
   EXPECT_EQ(list[4]["check"], "shm");
   EXPECT_EQ(list[4]["state"], "error");
   EXPECT_THAT(list[4]["remedy"].get<std::string>(), HasSubstr("--shm-size"));
@@ -122,11 +139,73 @@ TEST_F(DoctorTest, Report_FailsWhenACheckDoes) {
 
 TEST_F(DoctorTest, ThisMachine_CanBeLookedAt) {
   const testing::TemporaryDirectory directory;
-  const MachineFacts facts = GatherFacts(directory.path());
-  EXPECT_OK(facts.sync.status());
-  EXPECT_GT(facts.disk_size, 0);
-  EXPECT_NE(facts.host, "");
-  EXPECT_FALSE(GatherFacts(directory.path() + "/absent").sync.ok());
+  DoctorOptions options = {.directory = directory.path()};
+  const absl::StatusOr<MachineFacts> facts = GatherFacts(options);
+  ASSERT_OK(facts);
+  EXPECT_OK(facts->sync.status());
+  EXPECT_GT(facts->disk_size, 0);
+  EXPECT_NE(facts->host, "");
+  EXPECT_GT(facts->ephemeral_ports.last, facts->ephemeral_ports.first);
+  options.directory += "/absent";
+  EXPECT_FALSE(GatherFacts(options)->sync.ok());
+}
+
+TEST_F(DoctorTest, PortsThatAreTaken_AreNamed_AFewOfThem) {
+  for (int port = 20000; port < 20007; ++port) {
+    facts_.taken_ports[port] = absl::UnavailableError("Address already in use");
+  }
+  EXPECT_EQ(LevelOf("ports"), Finding::Level::kWarning);
+  EXPECT_THAT(Of("ports").found, HasSubstr("20004 (Address already in use), 2 more"));
+}
+
+TEST_F(DoctorTest, PortsOfOutgoingConnections_AreAWarning) {
+  facts_.ports = "7600,40000-40999";
+  EXPECT_EQ(LevelOf("ports"), Finding::Level::kWarning);
+  EXPECT_THAT(Of("ports").found, HasSubstr("40000-40999 is free, and within 32768-60999"));
+}
+
+TEST_F(DoctorTest, APortInUse_IsFound_AndAListThatIsNoneIsRefused) {
+  const testing::TemporaryDirectory directory;
+  const int taken = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(taken, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(taken, 1), 0);
+  ASSERT_EQ(::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const int port = ntohs(address.sin_port);
+  const auto facts = GatherFacts({.directory = directory.path(), .ports = std::to_string(port)});
+  ASSERT_OK(facts);
+  EXPECT_EQ(facts->taken_ports.count(port), 1u);
+  ::close(taken);
+  EXPECT_THAT(GatherFacts({.directory = directory.path(), .ports = "7600,http"}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--ports: 'http'")));
+}
+
+TEST_F(DoctorTest, CertificatesThatEnd_AreTold) {
+  SetTls(absl::Hours(24 * 10));
+  EXPECT_EQ(LevelOf("tls"), Finding::Level::kWarning);
+  EXPECT_THAT(Of("tls").found, HasSubstr("--tls-cert is good until 2001-09-19"));
+  SetTls(-absl::Hours(1));
+  EXPECT_EQ(LevelOf("tls"), Finding::Level::kError);
+  const testing::TemporaryDirectory directory;
+  const auto facts = GatherFacts(
+      {.directory = directory.path(), .tls = {.authorities = directory.path() + "/ca.crt"}});
+  ASSERT_OK(facts);
+  EXPECT_THAT(facts->tls->status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ca.crt")));
+}
+
+TEST_F(DoctorTest, AJobUserThatIsNot_IsAnError) {
+  const testing::TemporaryDirectory directory;
+  const auto facts =
+      GatherFacts({.directory = directory.path(), .job_user = {.user = "muster-no-such-account"}});
+  ASSERT_OK(facts);
+  EXPECT_FALSE(facts->job_user_state.ok());
+  facts_.job_user_state = facts->job_user_state;
+  EXPECT_EQ(LevelOf("job-user"), Finding::Level::kError);
+  EXPECT_THAT(Of("job-user").found, HasSubstr("muster-no-such-account"));
 }
 
 }  // namespace

@@ -60,6 +60,8 @@ MATRIX = {
         "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
     "tls": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls", "revocations": True,
                     "accessConfigMap": "access"}},
+    "tls of metrics": {"tls": {"metricsSecret": "metrics-tls", "metricsClients": True},
+                       "monitoring": {"scrape": {"enabled": True, "tlsSecret": "prometheus-tls"}}},
     "topology": {"workerDefaults": {"labelsFromPod": {"zone": "topology.kubernetes.io/zone"}},
                  "workers": {"cpu": {"labels": {"rack": "r12", "nvlink-domain": "c3"},
                                      "labelsFromPod": {"zone": "topology.kubernetes.io/zone",
@@ -233,6 +235,30 @@ class Chart(unittest.TestCase):
         self.assertEqual(found["muster-worker-research"]["items"], [{"key": "hf-token", "path": "research/hf-token"}])
         self.assertIsNone(found["muster-coordinator"])
 
+    def test_metrics_have_tls_where_a_secret_is_named(self):
+        flags = ["--metrics-tls-cert=/etc/muster/metrics-tls/tls.crt", "--metrics-tls-key=/etc/muster/metrics-tls/tls.key",
+                 "--metrics-tls-ca=/etc/muster/metrics-tls/ca.crt"]
+        for name, values, objects in self.each():
+            secret = values.get("tls", {}).get("metricsSecret")
+            for item, template in pod_templates(objects):
+                if item["kind"] == "Pod":
+                    continue
+                spec = template["spec"]
+                container = spec["containers"][0]
+                probe = container["livenessProbe"]["httpGet"]
+                volumes = [v["secret"]["secretName"] for v in spec["volumes"] if v["name"] == "metrics-tls"]
+                mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "metrics-tls"]
+                self.assertEqual(probe["scheme"], "HTTPS" if secret else "HTTP", name)
+                self.assertEqual(volumes, [secret] if secret else [], name)
+                self.assertEqual(mounts, ["/etc/muster/metrics-tls"] if secret else [], name)
+                self.assertEqual([a for a in container["args"] if "metrics-tls" in a], flags if secret else [], name)
+        scrape = next(item for item in chart.render(MATRIX["tls of metrics"]) if item["kind"] == "ScrapeConfig")["spec"]
+        self.assertEqual(scrape["httpSDConfigs"][0]["url"], "https://muster-coordinator.muster.svc:9070/targets")
+        for config in (scrape["tlsConfig"], scrape["httpSDConfigs"][0]["tlsConfig"]):
+            self.assertEqual(config["serverName"], "muster-metrics")
+            self.assertEqual(config["ca"]["secret"], {"name": "prometheus-tls", "key": "ca.crt"})
+            self.assertEqual(config["keySecret"], {"name": "prometheus-tls", "key": "tls.key"})
+
     def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
         workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")
         spec = workload["spec"]["template"]["spec"]
@@ -258,7 +284,9 @@ class Chart(unittest.TestCase):
         self.assertEqual(coordinator["spec"]["template"]["spec"]["hostname"], "head")
 
     def test_values_that_would_become_something_else_are_refused_by_name(self):
-        for values, named in (({"clusterId": "a b"}, "clusterId"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
+        for values, named in (({"clusterId": "a b"}, "clusterId"),
+                              ({"tls": {"metricsSecret": "m", "metricsClients": True},
+                                "monitoring": {"scrape": {"enabled": True}}}, "monitoring.scrape.tlsSecret"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
                               ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),
                               ({"workers": {"cpu": {"rankPorts": "any; rm"}}}, "rankPorts"),
                               ({"image": {"tag": "$(id)"}}, "tag"), ({"workers": {"cpu": {"replicas": "2"}}}, "replicas"),

@@ -92,6 +92,22 @@ TEST_F(PkiTest, CertificatesNameTheirHolder) {
   EXPECT_EQ(WhoIs(*ReadCertificate(Read(any->certificate)))->principal.name, "*");
 }
 
+TEST_F(PkiTest, MetricsHaveACertificateOfAServer_AlsoOnceItWasRotated) {
+  const auto issued = At(kNow).IssueMetrics({"gpu-1.example.org", "10.0.0.7"}, kDay);
+  ASSERT_OK(issued.status());
+  EXPECT_THAT(issued->certificate, ::testing::EndsWith("/metrics-gpu-1.example.org.crt"));
+  for (const absl::Time at : {kNow, kNow + kDay / 2}) {
+    const auto certificate = ReadCertificate(Read(issued->certificate));
+    ASSERT_OK(certificate.status());
+    EXPECT_THAT(certificate->hosts, ElementsAre("gpu-1.example.org", "10.0.0.7"));
+    EXPECT_FALSE(Verify(Read(issued->certificate), at).ok());  // nobody can call with it
+    ASSERT_OK(At(at).Rotate(2 * kDay).status());
+  }
+  EXPECT_THAT(At(kNow).IssueMetrics({}, kDay), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(At(kNow).IssueMetrics({"../x"}, kDay),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no DNS name")));
+}
+
 TEST_F(PkiTest, NamesThatWouldLeaveTheDirectoryAreRefused) {
   for (const char* name :
        {"", "../evil", "a/b", ".hidden", "two words", "a,URI:spiffe://x/worker/b"}) {

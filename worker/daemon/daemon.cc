@@ -11,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/mutex.h"
 #include "base/proc.h"
@@ -218,9 +219,20 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
   config.attempts_directory = state_->attempts();
   config.cache_directory = state_->cache();
   // Who may scrape the daemon may scrape its ranks.
-  const std::string& metrics = options_.metrics_address;
+  absl::string_view metrics = options_.metrics_address;
   if (!metrics.empty()) {
+    absl::ConsumePrefix(&metrics, "https://");
     config.rank_metrics_address = absl::StrCat(metrics.substr(0, metrics.rfind(':')), ":0");
+  }
+  if (const metrics::ServerTls& tls = options_.metrics_tls; !tls.certificate.empty()) {
+    if (options_.user.user.empty()) {
+      config.rank_metrics_tls.set_certificate(tls.certificate);
+      config.rank_metrics_tls.set_key(tls.key);
+      config.rank_metrics_tls.set_client_authorities(tls.client_authorities);
+    } else {
+      // The daemon's key is not for the accounts of jobs.
+      config.rank_metrics_address = "127.0.0.1:0";
+    }
   }
   config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
   config.rank_ports = options_.rank_ports;
@@ -430,7 +442,8 @@ void Daemon::MeasureDisk() {
 }
 
 void Daemon::MeasureCertificates() {
-  for (const auto& [flag, validity] : security::ReadValidities(options_.tls)) {
+  for (const auto& [flag, validity] :
+       security::ReadValidities(options_.tls, "", options_.metrics_tls.Files())) {
     metrics_.GetGauge(kCertificateBegin, {flag})
         .Set(absl::ToDoubleSeconds(validity.not_before - absl::UnixEpoch()));
     metrics_.GetGauge(kCertificateEnd, {flag})

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/metrics.h"
 #include "muster/v1/rank.pb.h"
 #include "proto/spec/topology_file.h"
 #include "security/tls_files.h"
@@ -32,7 +33,8 @@ struct DaemonOptions {
   // Where to look for GPUs; no value: none are offered.
   std::optional<GpuOptions> gpus;
   std::string version;
-  std::string metrics_address;  // told to the coordinator
+  std::string metrics_address;     // told to the coordinator: PrometheusServer::address()
+  metrics::ServerTls metrics_tls;  // of that server, and of ranks
   AddressChoice address;
   std::string rank_ports;                     // "20000-20999"; empty = any
   std::string host_id;                        // v1::Hello.host_id; empty = the machine's boot id

@@ -134,6 +134,17 @@ void Declare(CLI::App& app, Flags& flags) {
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, and /livez, /readyz, "
                  "/startupz; port 0 = the system picks")
       ->capture_default_str();
+  app.add_option("--metrics-tls-cert", flags.daemon.metrics_tls.certificate,
+                 "With it --metrics speaks HTTPS: certificate, PEM, for this host; ranks take it, "
+                 "too (with --job-user they listen on loopback instead); read again for each "
+                 "connection [default: plain HTTP]")
+      ->type_name("FILE");
+  app.add_option("--metrics-tls-key", flags.daemon.metrics_tls.key, "Its private key, PEM")
+      ->type_name("FILE");
+  app.add_option("--metrics-tls-ca", flags.daemon.metrics_tls.client_authorities,
+                 "Authorities that sign scrapers' certificates, PEM: without one a caller gets "
+                 "/livez, /readyz and /startupz alone [default: anybody may scrape]")
+      ->type_name("FILE");
   app.add_option("--rank-binary", flags.daemon.rank_binary,
                  "Rank program [default: muster-rank beside this program]");
   app.add_option("--stop-grace", flags.stop_grace_s,
@@ -217,7 +228,7 @@ int Serve(Flags& flags, const std::string& self) {
       Logger::ToStderr(*level, {.component = "worker", .worker = flags.daemon.name});
   const RealClock clock;
   absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> metrics =
-      metrics::PrometheusServer::Start(flags.metrics);
+      metrics::PrometheusServer::Start(flags.metrics, flags.daemon.metrics_tls);
   if (!metrics.ok()) return Complain(std::string(metrics.status().message()));
   flags.daemon.metrics_address = (*metrics)->address();
   (*metrics)->registry().GetGauge(kBuildInfo, {MUSTER_VERSION}).Set(1);

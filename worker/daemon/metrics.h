@@ -81,16 +81,14 @@ inline const metrics::Family kStateDisk = {metrics::Kind::kGauge,
 inline const metrics::Family kCertificateBegin = {
     metrics::Kind::kGauge,
     "muster_worker_certificate_not_before_timestamp_seconds",
-    "When the newest certificate in the file of a flag (tls-cert, tls-ca) begins; 0 while it "
-    "cannot "
-    "be read.",
+    "When the newest certificate in the file of a flag (tls-cert, tls-ca, metrics-tls-cert, "
+    "metrics-tls-ca) begins; 0 while it cannot be read.",
     {"file"}};
 inline const metrics::Family kCertificateEnd = {
     metrics::Kind::kGauge,
     "muster_worker_certificate_not_after_timestamp_seconds",
-    "When the first certificate in the file of a flag (tls-cert, tls-ca) ends; 0 while it cannot "
-    "be "
-    "read.",
+    "When the first certificate in the file of a flag (tls-cert, tls-ca, metrics-tls-cert, "
+    "metrics-tls-ca) ends; 0 while it cannot be read.",
     {"file"}};
 inline const metrics::Family kBuildInfo = {
     metrics::Kind::kGauge, "muster_worker_build_info", "1, with the version.", {"version"}};

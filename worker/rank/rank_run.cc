@@ -55,12 +55,16 @@ absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
 absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> ServeMetrics(
     const v1::RankAssignment& assignment) {
   ASSIGN_OR_RETURN(const PortRange ports, PortRange::Parse(assignment.rank_ports()));
-  if (ports.first == 0) return metrics::PrometheusServer::Start(assignment.metrics_address());
+  const metrics::ServerTls tls = {
+      .certificate = assignment.metrics_tls().certificate(),
+      .key = assignment.metrics_tls().key(),
+      .client_authorities = assignment.metrics_tls().client_authorities()};
+  if (ports.first == 0) return metrics::PrometheusServer::Start(assignment.metrics_address(), tls);
   ASSIGN_OR_RETURN(HostPort at, ParseHostPort(assignment.metrics_address()));
   absl::Status failure;
   for (int port = ports.last - assignment.local_rank(); port >= ports.first; --port) {
     at.port = absl::StrCat(port);
-    auto started = metrics::PrometheusServer::Start(at.ToString());
+    auto started = metrics::PrometheusServer::Start(at.ToString(), tls);
     if (started.ok()) return started;
     failure = started.status();
   }

@@ -1,6 +1,7 @@
 """The set-ups of docs/security.md as they are written there, with real processes: each of its commands is run with other
 names, ports and folders. And bad callers of the programs themselves. Waiting is polling with a deadline."""
 
+import http.client
 import http.server
 import json
 import os
@@ -10,6 +11,7 @@ import resource
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -76,7 +78,8 @@ class SetUp(unittest.TestCase):
         """The block with this test's names for those of the page."""
         self.used.add(tag)
         text = blocks()[tag]
-        for page, own in (("head.example.org", "localhost"), ("0.0.0.0", "127.0.0.1"), ("7600", str(self.port)),
+        for page, own in (("head.example.org", "localhost"), ("gpu-1.example.org", "localhost"),
+                          (":9070", ":0"), (":9071", ":0"), ("0.0.0.0", "127.0.0.1"), ("7600", str(self.port)),
                           ("/var/lib/", f"{self.directory}/var-"), ("/etc/muster", f"{self.directory}/etc"),
                           ("muster-worker --", "muster-worker --slots 2 --gpus none --stop-ranks-on-exit --")):
             text = text.replace(page, own)
@@ -337,6 +340,51 @@ class OwnAuthority(SetUp):
                 read += 1
         self.assertGreater(read, 20)
 
+    def test_metrics_need_a_certificate_where_the_daemon_says_so(self):
+        self.running[0].send_signal(signal.SIGTERM)
+        self.running[0].wait(60)
+        self.sh("own: metrics_files")
+        self.start("own: metrics_coordinator")
+        self.start("own: metrics_worker")
+        self.wait_for_worker()
+        self.muster("submit", self.make_job("watched", steps=1_000_000), user="user-bob")
+
+        def get(address, page, user="user-prometheus"):
+            context = ssl.create_default_context(cafile=self.directory / "pki/ca.crt")
+            if user:
+                context.load_cert_chain(self.directory / f"pki/{user}.crt", self.directory / f"pki/{user}.key")
+            connection = http.client.HTTPSConnection("localhost", int(address.rsplit(":", 1)[1]), context=context, timeout=60)
+            try:
+                connection.request("GET", page)
+                reply = connection.getresponse()
+                return reply.status, reply.read().decode()
+            finally:
+                connection.close()
+
+        def targets():
+            status, text = get(self.metrics["own: metrics_coordinator"], "/targets")
+            self.assertEqual(status, 200, text)
+            return {entry["labels"]["component"]: entry for entry in json.loads(text)}
+
+        found = poll("all are listed", targets, lambda listed: {"worker", "rank"} <= set(listed))
+        for component, series in (("coordinator", "muster_coordinator_build_info"), ("worker", "muster_worker_build_info"),
+                                  ("rank", "muster_rank_")):
+            self.assertEqual(found[component]["labels"]["__scheme__"], "https")
+            address = found[component]["targets"][0]
+            status, text = get(address, "/metrics")
+            self.assertEqual(status, 200, text)
+            self.assertIn(series, text)
+            self.assertEqual(get(address, "/metrics", user=None)[0], 403)
+            with self.assertRaises((OSError, http.client.HTTPException)):
+                urllib.request.urlopen(f"http://{address}/metrics", timeout=60)
+        for tag in ("own: metrics_coordinator", "own: metrics_worker"):
+            self.assertTrue(self.metrics[tag].startswith("https://"))
+            self.assertEqual(get(self.metrics[tag], "/readyz", user=None)[0], 200)
+        self.assertEqual(get(self.metrics["own: metrics_coordinator"], "/targets", user=None)[0], 403)
+        status, text = get(found["worker"]["targets"][0], "/metrics")
+        self.assertIn('certificate_not_after_timestamp_seconds{file="metrics-tls-cert"}', text)
+        self.muster("cancel", "watched", user="user-bob")
+
 
 class RotatedFiles(SetUp):
     """Certificates of another tool (openssl), in a folder that is a link to the newest version."""
@@ -593,7 +641,7 @@ class Page(unittest.TestCase):
         table = (ROOT / "docs/security.md").read_text().split("## What shows it")[1]
         named = re.findall(r"`(test_\w+|[A-Z]\w+)`", table)
         self.assertGreater(len(named), 40)
-        sources = "".join(path.read_text() for pattern in ("security/*.cc", "coordinator/*.cc", "worker/*.cc",
+        sources = "".join(path.read_text() for pattern in ("base/*.cc", "security/*.cc", "coordinator/*.cc", "worker/*.cc",
                                                            "e2e/security/*.py", "deploy/*.py", "fuzz/*.cc")
                           for path in (ROOT / "tests").glob(pattern))
         for name in named:

@@ -115,6 +115,9 @@ void Reconciler::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& a
   assignment.set_worker(config_.hello.worker());
   assignment.set_cache_directory(config_.cache_directory);
   assignment.set_metrics_address(config_.rank_metrics_address);
+  if (!config_.rank_metrics_tls.certificate().empty()) {
+    *assignment.mutable_metrics_tls() = config_.rank_metrics_tls;
+  }
   assignment.set_rank_ports(config_.rank_ports);
   assignment.set_host_id(config_.hello.host_id());
   if (assignment.threads() <= 0) {

@@ -70,22 +70,31 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
+{{/* Flags with which the metrics of a program have TLS. */}}
+{{- define "muster.metrics.tls" -}}
+- --metrics-tls-cert=/etc/muster/metrics-tls/tls.crt
+- --metrics-tls-key=/etc/muster/metrics-tls/tls.key
+{{- if .Values.tls.metricsClients }}
+- --metrics-tls-ca=/etc/muster/metrics-tls/ca.crt
+{{- end }}
+{{- end }}
+
 {{- define "muster.coordinator.address" -}}
 {{ include "muster.name" . }}-coordinator.{{ .Release.Namespace }}.svc:7600
 {{- end }}
 
 {{- define "muster.probes" -}}
 startupProbe:
-  httpGet: {path: /startupz, port: metrics}
+  httpGet: {path: /startupz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
   periodSeconds: 5
   failureThreshold: 90
 livenessProbe:
-  httpGet: {path: /livez, port: metrics}
+  httpGet: {path: /livez, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
+  httpGet: {path: /readyz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end }}
@@ -113,4 +122,15 @@ readinessProbe:
 {{- if and (eq (int $w.slots) 0) (eq (int $w.gpus) 0) }}
 {{- fail (printf "workers.%s: slots and gpus are both 0, so no rank could run there" .group) }}
 {{- end }}
+{{- end }}
+
+{{/* What Prometheus trusts and shows. All ports of metrics have the same name in their certificate. */}}
+{{- define "muster.scrape.tls" -}}
+tlsConfig:
+  serverName: {{ .name }}
+  ca: {secret: {name: {{ .secret | quote }}, key: ca.crt}}
+  {{- if .shows }}
+  cert: {secret: {name: {{ .secret | quote }}, key: tls.crt}}
+  keySecret: {name: {{ .secret | quote }}, key: tls.key}
+  {{- end }}
 {{- end }}
