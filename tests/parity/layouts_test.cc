@@ -408,9 +408,14 @@ TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
       for (const Recompute recompute :
            {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
         run.recompute = recompute;
-        run.offload_activations = recompute == Recompute::kSelective;
+        run.offload_activations = false;
         runs.push_back(run);
+        if (recompute == Recompute::kSelective) {
+          run.offload_activations = true;
+          runs.push_back(run);
+        }
         if (recompute != Recompute::kFull) continue;
+        run.offload_activations = false;
         run.recompute_blocks = 2;
         runs.push_back(run);
       }
