@@ -1,14 +1,11 @@
 // An all-to-all from (this rank's tokens, all heads) to (all tokens, this rank's heads), packed as
-// query | key | value heads, then attention over the whole sequence, then an all-to-all back. A
-// sample has two batches of messages: the ranks' early chunks, whose order in the sequence is that
-// of the ranks, and their late chunks, whose order is the reverse. Tokens therefore arrive at their
-// position in the sequence. What attention reads is kept for backward in its own layout, which
-// takes as much memory again as the caller's q, k, v and out.
+// query | key | value heads, then attention over the whole sequence, then an all-to-all back
+// (HeadMessages). What attention reads is kept for backward in its own layout, which takes as much
+// memory again as the caller's q, k, v and out.
 //
 // A rank's heads may be two groups (HeadGroups): the exchanges of one overlap with the attention of
 // the other. Every buffer holds the whole first group in front of the second.
 #include <algorithm>
-#include <initializer_list>
 #include <vector>
 
 #include "base/check.h"
@@ -28,9 +25,8 @@ class AllToAll : public ContextAttention {
       : ContextAttention(shape),
         heads_(shape.heads / shape.ranks),
         key_heads_(shape.key_heads >= shape.ranks ? shape.key_heads / shape.ranks : 1),
-        groups_(HeadGroups(shape)) {
-    for (int rank = 0; rank < shape.ranks; ++rank) late_places_.push_back(shape.ranks - 1 - rank);
-  }
+        groups_(HeadGroups(shape)),
+        messages_(SequenceLayout::Zigzag(shape.ranks), shape.batch, shape.sequence) {}
 
   std::unique_ptr<Saved> TakeSaved(kernels::Arena& arena) const override {
     auto saved = std::make_unique<HeadsSaved>();
@@ -212,54 +208,23 @@ class AllToAll : public ContextAttention {
     return static_cast<int>(std::max<int64_t>(1, shape_.ranks / shape_.key_heads));
   }
 
-  // Calls work(mine, message) for views of the same shape: of `mine` [B,S/c,heads,D], in which
-  // every rank has `count` heads of the group, and of the messages from head `first` on. One call
-  // covers all ranks, per chunk. Where ranks share heads: all ranks that share one, or only the nth
-  // of each.
+  // HeadMessages::ForHeads of a group, whose heads every rank has `count` of with those of other
+  // groups.
   template <typename Work>
   void ForHeads(const Tensor& mine, int64_t count, int group, const Packing& packing, int64_t first,
                 Work work, int nth = -1) const {
-    const bool shared = mine.dim(2) < shape_.ranks * count;
-    const int64_t repeats = shared ? Repeats() : 1, owners = shape_.ranks / repeats;
-    const int64_t row = packing.heads * shape_.width, chunk = shape_.chunk(), part = chunk * row;
     const int64_t some = count / groups_;
-    for (int64_t i = 0; i < 2 * shape_.batch; ++i) {
-      const int64_t begin =
-          i / 2 * mine.stride(0) + i % 2 * chunk * mine.stride(1) + group * some * mine.stride(2);
-      for (int64_t repeat = 0; repeat < repeats; ++repeat) {
-        if (nth >= 0 && repeat != nth) continue;
-        work(View(mine, begin, {owners, chunk, some, shape_.width},
-                  {count * mine.stride(2), mine.stride(1), mine.stride(2), 1}),
-             View(packing.parts, (i * shape_.ranks + repeat) * part + first * shape_.width,
-                  {owners, chunk, some, shape_.width}, {repeats * part, row, shape_.width, 1}));
-      }
-    }
+    messages_.ForHeads(mine, {count, group * some, some}, Columns(packing), first * shape_.width,
+                       work, nth);
   }
-
-  // Converts between tokens in the order of the sequence, [B,S,heads,D], and messages by rank.
+  HeadMessages::Packing Columns(const Packing& packing) const {
+    return {packing.parts, packing.heads * shape_.width};
+  }
   std::vector<AllToAllItem> FromParts(const Tensor& parts, const Tensor& whole) const {
-    std::vector<AllToAllItem> items = Items(parts, whole);
-    for (size_t late = 1; late < items.size(); late += 2) items[late].out_places = late_places_;
-    return items;
+    return messages_.FromParts(parts, whole);
   }
   std::vector<AllToAllItem> ToParts(const Tensor& whole, const Tensor& parts) const {
-    std::vector<AllToAllItem> items = Items(whole, parts);
-    for (size_t late = 1; late < items.size(); late += 2) items[late].in_places = late_places_;
-    return items;
-  }
-  std::vector<AllToAllItem> Items(const Tensor& in, const Tensor& out) const {
-    const int64_t count = 2 * shape_.batch, elements = in.elements() / count;
-    const auto half = [&](const Tensor& of, int64_t i) {
-      return of.Reshape({count, elements}).Rows(i, 1);
-    };
-    std::vector<AllToAllItem> items;
-    for (int64_t i = 0; i < count; ++i) items.push_back({half(in, i), half(out, i)});
-    return items;
-  }
-  static Tensor View(const Tensor& of, int64_t offset, std::initializer_list<int64_t> shape,
-                     std::initializer_list<int64_t> strides) {
-    return Tensor(static_cast<char*>(of.data()) + offset * SizeOf(of.dtype()), of.dtype(), shape,
-                  strides);
+    return messages_.ToParts(whole, parts);
   }
   kernels::AttentionArgs Attention(const Inputs& inputs, const HeadsSaved& saved, int group) const {
     const Tensor qkv = PackedOf(saved.qkv, group);
@@ -276,7 +241,7 @@ class AllToAll : public ContextAttention {
   const int64_t heads_;
   const int64_t key_heads_;
   const int groups_;
-  std::vector<int> late_places_;  // positions of the ranks' late chunks
+  const HeadMessages messages_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/context/methods.h"
+#include "parallel/context/sequence_layout.h"
 
 namespace muster::parallel {
 
@@ -17,6 +18,10 @@ const char* Name(ContextMethod method) {
       return "all_to_all";
   }
   return "unknown";
+}
+
+const char* Name(ScanMethod method) {
+  return method == ScanMethod::kAllToAll ? "all_to_all" : "state_passing";
 }
 
 absl::Status Validate(const ContextShape& shape) {
@@ -61,16 +66,7 @@ int HeadGroups(const ContextShape& shape) {
 }
 
 std::vector<int32_t> ContextPositions(int64_t sequence, int rank, int ranks) {
-  CHECK(sequence % (2 * ranks) == 0 && rank >= 0 && rank < ranks)
-      << sequence << " tokens, rank " << rank << " of " << ranks;
-  const int64_t chunk = sequence / (2 * ranks);
-  std::vector<int32_t> positions;
-  for (const int64_t index : {int64_t{rank}, int64_t{2 * ranks - 1 - rank}}) {
-    for (int64_t i = 0; i < chunk; ++i) {
-      positions.push_back(static_cast<int32_t>(index * chunk + i));
-    }
-  }
-  return positions;
+  return SequenceLayout::Zigzag(ranks).Positions(sequence, rank);
 }
 
 absl::StatusOr<std::unique_ptr<ContextOverlap>> ContextOverlap::Make(kernels::Device& device) {

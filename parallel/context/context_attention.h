@@ -46,6 +46,10 @@ enum class ContextMethod : uint8_t { kRing, kAllGather, kAllToAll };
 // "ring", "all_gather", "all_to_all": the names of the job spec.
 const char* Name(ContextMethod method);
 
+// How the scans of state-space mixers share a sequence: state_passing.h, scan_by_heads.h.
+enum class ScanMethod : uint8_t { kStatePassing, kAllToAll };
+const char* Name(ScanMethod method);  // "state_passing", "all_to_all"
+
 struct ContextShape {
   ContextMethod method = ContextMethod::kRing;
   int ranks = 1;  // c

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "kernels/arena.h"
@@ -11,6 +12,7 @@
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/sequence_layout.h"
 
 namespace muster::parallel::context {
 
@@ -33,6 +35,48 @@ kernels::Tensor Heads(const kernels::Tensor& x, int64_t begin, int64_t count);
 // Returns slice `index` of a contiguous tensor of equal slices, as [B,S,heads,D].
 kernels::Tensor Part(const kernels::Tensor& parts, int64_t index, int64_t batch, int64_t sequence,
                      int64_t heads, int64_t width);
+
+// The messages of an all-to-all between (this rank's tokens, all heads) and (all tokens, this
+// rank's heads). A sample has a batch of messages for each of a rank's segments: with zigzag the
+// early ones, whose order in the sequence is that of the ranks, and the late ones, whose order is
+// the reverse. Tokens therefore arrive at their position in the sequence.
+class HeadMessages {
+ public:
+  // Messages of all ranks, [B, segments of a rank, c, positions, columns].
+  struct Packing {
+    kernels::Tensor parts;
+    int64_t columns;
+  };
+  // Of the heads of a tensor every rank has `count`, of which messages take `taken` from `first`
+  // on.
+  struct Share {
+    int64_t count, first, taken;
+  };
+
+  HeadMessages(const SequenceLayout& layout, int64_t batch, int64_t sequence);
+
+  // The number of ranks that share each of `heads` heads where every rank needs `count`.
+  int64_t Repeats(int64_t heads, int64_t count) const { return ranks_ * count / heads; }
+  // Calls work(mine, message) for views of the same shape: of `mine` [B,S/c,heads,D], and of the
+  // messages from column `column` on. One call covers all ranks, per chunk. Where ranks share
+  // heads: all ranks that share one, or only the nth of each.
+  void ForHeads(
+      const kernels::Tensor& mine, const Share& share, const Packing& packing, int64_t column,
+      absl::FunctionRef<void(const kernels::Tensor& mine, const kernels::Tensor& message)> work,
+      int nth = -1) const;
+  // Between messages by rank and tokens in the order of the sequence, [B,S,columns].
+  std::vector<AllToAllItem> FromParts(const kernels::Tensor& parts,
+                                      const kernels::Tensor& whole) const;
+  std::vector<AllToAllItem> ToParts(const kernels::Tensor& whole,
+                                    const kernels::Tensor& parts) const;
+
+ private:
+  std::vector<AllToAllItem> Items(const kernels::Tensor& in, const kernels::Tensor& out) const;
+
+  const int64_t batch_, chunk_;  // a segment's positions
+  const int ranks_;
+  std::vector<std::vector<int>> places_;  // by a rank's segment: the ranks' places in its batch
+};
 
 // Attention of the two local chunks of queries over one set of keys after the other. Partial
 // results are merged, and partial gradients added up, in fp32.

@@ -8,6 +8,7 @@
 #include "kernels/memory/memory.h"
 #include "kernels/ssm/ssm.h"
 #include "parallel/context/methods.h"
+#include "parallel/context/sequence_layout.h"
 
 namespace muster::parallel {
 namespace {
@@ -16,14 +17,7 @@ using kernels::Arena;
 using kernels::DType;
 using kernels::Tensor;
 
-// A segment's place: the rank that has it, and which of the rank's two it is.
-struct Place {
-  int rank, late;
-};
-Place PlaceOf(int segment, int ranks) {
-  return segment < ranks ? Place{segment, 0} : Place{2 * ranks - 1 - segment, 1};
-}
-int SegmentAt(int rank, int late, int ranks) { return late == 0 ? rank : 2 * ranks - 1 - rank; }
+using Place = SequenceLayout::Place;
 
 // Of [2B,rows,columns]: one segment of every sequence, `count` rows from `begin` on, and `n`
 // columns from `first` on.
@@ -83,6 +77,7 @@ Tensor StatePassing::PartOf(const Tensor& halos, int rank) const {
 void StatePassing::PassInputs(const Call& call, const std::vector<Channels>& inputs,
                               const Saved& saved) const {
   CHECK_EQ(call.group.size(), shape_.ranks);
+  const SequenceLayout layout = SequenceLayout::Zigzag(shape_.ranks);
   const int rank = call.group.rank();
   const int64_t reach = shape_.taps - 1, length = inputs.front().positions.dim(1);
   const int64_t tail = std::min(reach, length);
@@ -98,13 +93,13 @@ void StatePassing::PassInputs(const Call& call, const std::vector<Channels>& inp
   // In front of a sequence there are zeros.
   if (rank * length < reach) kernels::Zero(call.stream, saved.halo);
   for (const int late : {0, 1}) {
-    const int segment = SegmentAt(rank, late, shape_.ranks);
+    const int segment = layout.SegmentAt({rank, late});
     ForReached(reach, length, [&](int front, int64_t begin, int64_t rows) {
       if (segment < front) return;
-      const Place from = PlaceOf(segment - front, shape_.ranks);
+      const Place from = layout.PlaceOf(segment - front);
       kernels::CopyStrided(
           call.stream,
-          Rows(PartOf(saved.tails, from.rank), from.late, reach - rows, rows, 0, shape_.channels),
+          Rows(PartOf(saved.tails, from.rank), from.nth, reach - rows, rows, 0, shape_.channels),
           Rows(saved.halo, late, begin, rows, 0, shape_.channels));
     });
   }
@@ -123,17 +118,18 @@ void StatePassing::PassInputGradients(const Call& call, const std::vector<Channe
       call, arrived, [&](kernels::Stream& stream) { call.group.AllGather(stream, saved.d_halos); });
   if (call.beside_last) call.beside_last();
   context::AwaitExchange(call, arrived, Collective::kAllGather);
+  const SequenceLayout layout = SequenceLayout::Zigzag(shape_.ranks);
   const int64_t reach = shape_.taps - 1, length = gradients.front().positions.dim(1);
   for (const int late : {0, 1}) {
-    const int segment = SegmentAt(call.group.rank(), late, shape_.ranks);
+    const int segment = layout.SegmentAt({call.group.rank(), late});
     ForReached(reach, length, [&](int behind, int64_t begin, int64_t rows) {
-      if (segment + behind >= 2 * shape_.ranks) return;
-      const Place from = PlaceOf(segment + behind, shape_.ranks);
+      if (segment + behind >= layout.segments()) return;
+      const Place from = layout.PlaceOf(segment + behind);
       for (const Channels& some : gradients) {
         const int64_t n = some.positions.dim(2);
         kernels::CopyStrided(
             call.stream,
-            Rows(PartOf(saved.d_halos, from.rank), from.late, begin, rows, some.first, n),
+            Rows(PartOf(saved.d_halos, from.rank), from.nth, begin, rows, some.first, n),
             Rows(some.positions, late, length - rows, rows, 0, n), /*accumulate=*/true);
       }
     });

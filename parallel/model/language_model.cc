@@ -251,6 +251,7 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   shape.split_backward = parallel.split_backward;
   shape.documents = parallel.documents;
   shape.context_method = parallel.context_method;
+  shape.scan_method = parallel.scan_method;
   shape.deterministic = parallel.deterministic;
   shape.dropout = parallel.dropout > 0;
   // A bias in front of the residual stream has the column sums of d_hidden as its gradient if this

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/scan_by_heads.h"
 #include "parallel/model/family.h"
 #include "parallel/model/language_model_sizes.h"
 #include "parallel/model/model.h"
@@ -50,21 +51,28 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
       "1f1b");
 }
 
-// Whether the context ranks can share the attention heads of every tensor rank, so that all ranks
-// refuse alike. Requires: CheckTensorParallel().
+// Whether the context ranks can share the heads of every tensor rank, so that all ranks refuse
+// alike. Requires: CheckTensorParallel().
 absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
                           const SplitSizes& sizes) {
-  if (parallel.context_size == 1 || sizes.heads == 0) return absl::OkStatus();
+  if (parallel.context_size == 1) return absl::OkStatus();
   // Checks the longest sequence; shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
   ModelParallel place = parallel;
   for (int rank = 0; rank < parallel.tensor_size; ++rank) {
     place.tensor_rank = rank;
     const TensorShard held = TensorShard::Make(place, sizes);
-    const absl::Status status =
-        Validate({parallel.context_method, parallel.context_size, /*batch=*/1,
-                  std::max<int64_t>(1, sequence / chunks) * chunks, held.heads.size(),
-                  held.kv_heads.size(), /*width=*/1});
+    absl::Status status;
+    if (sizes.heads > 0) {
+      status = Validate(ContextShape{parallel.context_method, parallel.context_size, /*batch=*/1,
+                                     std::max<int64_t>(1, sequence / chunks) * chunks,
+                                     held.heads.size(), held.kv_heads.size(), /*width=*/1});
+    }
+    if (status.ok() && sizes.ssm_heads > 0 && parallel.scan_method == ScanMethod::kAllToAll) {
+      status = Validate(HeadsShape{.ranks = parallel.context_size,
+                                   .heads = held.ssm_heads.size(),
+                                   .groups = held.ssm_groups.size()});
+    }
     if (status.ok()) continue;
     return parallel.tensor_size == 1 ? status
                                      : Annotate(status, absl::StrCat("tensor-parallel rank ", rank,

@@ -14,6 +14,7 @@
 #include "kernels/ssm/ssm.h"
 #include "kernels/tensor.h"
 #include "parallel/checkpoint/box.h"
+#include "parallel/context/scan_by_heads.h"
 #include "parallel/context/state_passing.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
@@ -52,7 +53,9 @@ class Mamba2Mixer : public Mixer {
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
         recomputes_scan_(recomputed.mixing && !recomputed.gemms),
         split_(parallel.split_backward),
-        context_size_(parallel.context_size) {
+        context_size_(parallel.context_size),
+        by_heads_(context_size_ > 1 && parallel.scan_method == ScanMethod::kAllToAll),
+        passes_states_(context_size_ > 1 && !by_heads_) {
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
     const Span own = {shard.ssm_heads.begin * spec.head_width,
                       shard.ssm_heads.end * spec.head_width};
@@ -119,9 +122,10 @@ class Mamba2Mixer : public Mixer {
       const Tensor gradient = arena.Take(category, DType::kF32, {of[0] * columns});
       saved.gradients.push_back(of.size() > 1 ? gradient.Reshape({of[0], columns}) : gradient);
     }
-    if (context_size_ > 1) PassingOf(shape).TakeSaved(arena, category, saved.passed);
+    if (passes_states_) PassingOf(shape).TakeSaved(arena, category, saved.passed);
+    if (by_heads_) ByHeadsOf(shape).TakeSaved(arena, category, saved.by_heads);
   }
-  // With context parallelism the ranks would have to pass states once more.
+  // With context parallelism the ranks would have to exchange once more.
   void TakeMixed(Arena& arena, const char* category, const BatchShape& shape,
                  Saved& base) const override {
     if (context_size_ == 1) TakeScanned(arena, category, shape, Of(base));
@@ -129,21 +133,26 @@ class Mamba2Mixer : public Mixer {
   void TakeActivation(Arena& arena, const char* category, const BatchShape& shape,
                       Saved& base) const override {
     MambaSaved& saved = Of(base);
-    saved.conv = arena.Take(category, shape.activation, {shape.tokens(), Conv()});
-    saved.out = arena.Take(category, shape.activation, {shape.tokens(), width_});
+    const int64_t t = shape.tokens();
+    saved.conv = by_heads_
+                     ? arena.Take(category, shape.activation,
+                                  {t * context_size_, ByHeadsOf(shape).shape().own_channels()})
+                     : arena.Take(category, shape.activation, {t, Conv()});
+    saved.out = arena.Take(category, shape.activation, {t, width_});
   }
   void TakeScratch(Arena& arena, const BatchShape& shape, Tensor /*d_input*/,
                    Saved& base) const override {
     MambaSaved& saved = Of(base);
     const int64_t t = shape.tokens();
     saved.d_out = arena.Take("scratch", shape.activation, {t, width_});
-    saved.d_conv = arena.Take("scratch", shape.activation, {t, Conv()});
+    if (!by_heads_) saved.d_conv = arena.Take("scratch", shape.activation, {t, Conv()});
     saved.d_packed = arena.Take("scratch", shape.activation, {t, Packed()});
     if (shares_) {
       saved.d_pairs = arena.Take("scratch", shape.activation, {t, 2 * held_});
       saved.d_shared = arena.Take("scratch", shape.activation, {t, spec_.hidden});
     }
-    if (context_size_ == 1) return;
+    if (by_heads_) ByHeadsOf(shape).TakeScratch(arena, saved.by_heads);
+    if (!passes_states_) return;
     const Tensor& states = saved.states;
     saved.d_states = arena.Take("scratch", shape.activation,
                                 {states.dim(0), states.dim(1), heads_, StateSize()});
@@ -160,7 +169,11 @@ class Mamba2Mixer : public Mixer {
   void Mix(const Pass& pass, const ModelBatch& batch, Saved& base, Span samples) const override {
     const MambaSaved& saved = Of(base);
     const Rows rows = RowsOf(batch, saved, samples);
-    if (context_size_ > 1) {
+    if (by_heads_) {
+      MixByHeads(pass, batch, saved, rows);
+      return GateAndNorm(pass, rows);
+    }
+    if (passes_states_) {
       CutDocuments(pass, batch, saved);
       PassingOf(batch.shape)
           .PassInputs(CallOf(pass), Inputs(rows, rows.packed, rows.pairs), saved.passed);
@@ -168,7 +181,7 @@ class Mamba2Mixer : public Mixer {
     for (const Convolution& part : convolutions_) {
       kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, rows, part));
     }
-    if (context_size_ > 1) {
+    if (passes_states_) {
       ScanSegments(pass, batch, saved, rows);
     } else {
       kernels::SsdForward(pass.stream, Scan(pass, rows));
@@ -281,9 +294,9 @@ class Mamba2Mixer : public Mixer {
   struct MambaSaved : Saved {
     Tensor packed;  // [T, 2E + 2GN + H]: z | x | B | C | dt; with shared groups without B and C
     Tensor pairs;   // [T,2GN], with shared groups: B | C
-    Tensor conv;    // [T, E + 2GN]: x | B | C behind the convolution
+    Tensor conv;    // [T, E + 2GN]: x | B | C behind the convolution; by heads ScanByHeads's
     Tensor y;       // [T,E], the scan's output
-    Tensor states;  // [B, chunks, H, P N]; with context parallelism [2B, ...]
+    Tensor states;  // [B, chunks, H, P N]; passing states [2B, ...], by heads those of its scan
     Tensor rstd;    // [T,G] fp32
     Tensor sums;    // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
     Tensor out;     // [T,E]
@@ -291,10 +304,12 @@ class Mamba2Mixer : public Mixer {
     std::vector<Tensor> gradients;
     // Scratch.
     Tensor d_out, d_conv, d_packed, d_pairs, d_shared;
-    // With context parallelism, in forward too.
+    // With context parallelism, in forward too; passing states:
     Tensor d_states;   // as states
     Tensor documents;  // [2B,S/2c] i32
     StatePassing::Saved passed;
+    // By heads:
+    ScanByHeads::Saved by_heads;
   };
   // Every call reads one of each pair and writes the other.
   struct MambaState : MixerState {
@@ -310,17 +325,21 @@ class Mamba2Mixer : public Mixer {
   }
   void TakeScanned(Arena& arena, const char* category, const BatchShape& shape,
                    MambaSaved& saved) const {
-    const int64_t segments = Segments();
-    const int64_t chunks = (shape.sequence / segments + kChunk - 1) / kChunk;
+    const int64_t samples = Segments() * shape.batch;
+    const int64_t positions =
+        by_heads_ ? shape.sequence * context_size_ : shape.sequence / Segments();
+    const int64_t chunks = (positions + kChunk - 1) / kChunk;
     saved.y = arena.Take(category, shape.activation, {shape.tokens(), width_});
-    saved.states = arena.Take(category, shape.activation,
-                              {segments * shape.batch, chunks, heads_, StateSize()});
+    saved.states =
+        arena.Take(category, shape.activation,
+                   {samples, chunks, by_heads_ ? heads_ / context_size_ : heads_, StateSize()});
   }
   static MambaSaved& Of(Saved& saved) { return static_cast<MambaSaved&>(saved); }
   static const MambaSaved& Of(const Saved& saved) { return static_cast<const MambaSaved&>(saved); }
 
-  // What the ops read and write, of some samples. With context parallelism of all, and their
-  // segments are the samples of the ops.
+  // What the ops read and write, of some samples. With context parallelism of all; passing states,
+  // their segments are the samples of the ops, and by heads the convolution and the scan have
+  // tensors of their own.
   struct Rows {
     int64_t batch = 0, sequence = 0;
     Tensor packed, pairs, halo, conv, y, states, rstd, sums, out, documents;
@@ -337,12 +356,14 @@ class Mamba2Mixer : public Mixer {
       rows.pairs = saved.pairs.Rows(first, count);
       rows.sums = saved.sums.Rows(first, count);
     }
-    rows.conv = saved.conv.Rows(first, count);
+    if (!by_heads_) {
+      rows.conv = saved.conv.Rows(first, count);
+      rows.states = saved.states.Rows(samples.begin, rows.batch);
+    }
     rows.y = saved.y.Rows(first, count);
-    rows.states = saved.states.Rows(samples.begin, rows.batch);
     rows.rstd = saved.rstd.Rows(first, count);
     rows.out = saved.out.Rows(first, count);
-    if (context_size_ > 1) {
+    if (passes_states_) {
       rows.halo = saved.passed.halo;
       if (!batch.documents.empty()) rows.documents = saved.documents;
     } else if (!batch.documents.empty()) {
@@ -486,7 +507,7 @@ class Mamba2Mixer : public Mixer {
   // ---- context parallelism ----
 
   // Of a sequence, on this rank.
-  int64_t Segments() const { return context_size_ > 1 ? 2 : 1; }
+  int64_t Segments() const { return passes_states_ ? 2 : 1; }
   int64_t StateSize() const { return spec_.head_width * spec_.state; }
   StatePassing PassingOf(const BatchShape& shape) const {
     return StatePassing({context_size_, shape.batch, heads_, spec_.head_width, spec_.state,
@@ -539,15 +560,154 @@ class Mamba2Mixer : public Mixer {
     kernels::SsdBackwardInputs(pass.stream, scan);
   }
 
+  // By heads: whole sequences of this context rank's share of the heads.
+  ScanByHeads ByHeadsOf(const BatchShape& shape) const {
+    return ScanByHeads({context_size_, shape.batch, shape.sequence * context_size_, heads_, groups_,
+                        spec_.head_width, spec_.state, shape.activation});
+  }
+  // The columns of `packed` and `pairs`, or of their gradients, that go to the ranks of their
+  // heads.
+  ScanByHeads::Inputs InputsByHeads(const Rows& rows, const Tensor& packed,
+                                    const Tensor& pairs) const {
+    const Tensor& bc = shares_ ? pairs : packed;
+    const int64_t b = shares_ ? shard_.ssm_groups.begin * spec_.state : 2 * width_;
+    return {Columns(rows, packed, width_, heads_, spec_.head_width),
+            Columns(rows, bc, b, groups_, spec_.state),
+            Columns(rows, bc, b + held_, groups_, spec_.state),
+            Columns(rows, packed, Steps(), heads_, 1)};
+  }
+  // Of whole sequences.
+  struct Whole {
+    Rows rows;  // their number, and nothing else
+    ScanByHeads by_heads;
+    HeadsShape shape;
+    int rank;
+  };
+  Whole WholeOf(const Pass& pass, const ModelBatch& batch) const {
+    const ScanByHeads by_heads = ByHeadsOf(batch.shape);
+    Rows rows;
+    rows.batch = by_heads.shape().batch;
+    rows.sequence = by_heads.shape().sequence;
+    rows.documents = batch.documents;
+    return {rows, by_heads, by_heads.shape(), pass.context->rank()};
+  }
+  // Some columns of a rank's channels, and the rows of the convolution's parameters that are
+  // theirs.
+  struct ChannelsByHeads {
+    int64_t first, columns;
+    const Convolution* part;
+    int64_t row;
+  };
+  std::vector<ChannelsByHeads> ChannelsOf(const Whole& whole) const {
+    const HeadsShape& own = whole.shape;
+    const Convolution &x = convolutions_.front(), &bc = convolutions_.back();
+    const int64_t groups = own.own_groups() * spec_.state;
+    // Of the first group in the parameter.
+    const int64_t row =
+        FirstB() + own.first_group(whole.rank) * spec_.state - (shares_ ? bc.first : 0);
+    return {{0, own.own_columns(), &x, own.first_head(whole.rank) * spec_.head_width},
+            {own.own_columns(), groups, &bc, row},
+            {own.own_columns() + groups, groups, &bc, row + held_}};
+  }
+  kernels::CausalConvArgs ConvolutionOf(const Pass& pass, const Whole& whole,
+                                        const ChannelsByHeads& some,
+                                        const MambaSaved& saved) const {
+    kernels::CausalConvArgs args;
+    args.x = Columns(whole.rows, saved.by_heads.channels, some.first, some.columns);
+    args.weight = Weight(pass, some.part->weight).Rows(some.row, some.columns);
+    args.bias = Weight(pass, some.part->bias).Rows(some.row, some.columns);
+    args.documents = whole.rows.documents;
+    args.y = Columns(whole.rows, saved.conv, some.first, some.columns);
+    return args;
+  }
+  kernels::SsdArgs Scan(const Pass& pass, const Whole& whole, const MambaSaved& saved) const {
+    const HeadsShape& own = whole.shape;
+    const int64_t heads = own.own_heads(), groups = own.own_groups(), b = own.own_columns();
+    const auto weight = [&](int parameter) {
+      return Weight(pass, parameter).Rows(own.first_head(whole.rank), heads);
+    };
+    kernels::SsdArgs args;
+    args.x = Columns(whole.rows, saved.conv, 0, heads, spec_.head_width);
+    args.dt = Columns(whole.rows, saved.by_heads.steps, 0, heads);
+    args.b = Columns(whole.rows, saved.conv, b, groups, spec_.state);
+    args.c = Columns(whole.rows, saved.conv, b + groups * spec_.state, groups, spec_.state);
+    args.dt_bias = weight(dt_bias_);
+    args.a_log = weight(a_log_);
+    args.d = weight(d_);
+    args.documents = whole.rows.documents;
+    args.step_min = spec_.step_min;
+    args.chunk = kChunk;
+    args.y = Columns(whole.rows, saved.by_heads.outputs, 0, heads, spec_.head_width);
+    args.states = saved.states;
+    return args;
+  }
+  void MixByHeads(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
+                  const Rows& rows) const {
+    const Whole whole = WholeOf(pass, batch);
+    const ScanByHeads::Call call = CallOf(pass);
+    whole.by_heads.SendInputs(call, InputsByHeads(rows, rows.packed, rows.pairs), saved.by_heads);
+    for (const ChannelsByHeads& some : ChannelsOf(whole)) {
+      kernels::CausalConvForward(pass.stream, ConvolutionOf(pass, whole, some, saved));
+    }
+    kernels::SsdForward(pass.stream, Scan(pass, whole, saved));
+    whole.by_heads.ReturnOutputs(call, Columns(rows, rows.y, 0, heads_, spec_.head_width),
+                                 saved.by_heads);
+  }
+  // From the gradient of y in d_out to all of d_packed and d_pairs but z's.
+  void MixByHeadsBackward(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
+                          const Rows& rows, const std::vector<Tensor>& gradients,
+                          const BesideMix& beside) const {
+    const Whole whole = WholeOf(pass, batch);
+    const HeadsShape& own = whole.shape;
+    const ScanByHeads::Call call = CallOf(pass, beside);
+    const int64_t heads = own.own_heads(), groups = own.own_groups(), b = own.own_columns();
+    const Tensor& d_channels = saved.by_heads.d_channels;
+    const auto gradient = [&](int parameter) {
+      return gradients[parameter].Rows(own.first_head(whole.rank), heads);
+    };
+    whole.by_heads.SendOutputGradients(
+        call, Columns(rows, saved.d_out, 0, heads_, spec_.head_width), saved.by_heads);
+    kernels::SsdBackwardArgs scan;
+    scan.forward = Scan(pass, whole, saved);
+    scan.dy = scan.forward.y;
+    scan.dx = Columns(whole.rows, d_channels, 0, heads, spec_.head_width);
+    scan.ddt = Columns(whole.rows, saved.by_heads.d_steps, 0, heads);
+    scan.db = Columns(whole.rows, d_channels, b, groups, spec_.state);
+    scan.dc = Columns(whole.rows, d_channels, b + groups * spec_.state, groups, spec_.state);
+    scan.d_dt_bias = gradient(dt_bias_);
+    scan.d_a_log = gradient(a_log_);
+    scan.dd = gradient(d_);
+    kernels::SsdBackward(pass.stream, scan);
+    for (const ChannelsByHeads& some : ChannelsOf(whole)) {
+      kernels::CausalConvBackwardArgs conv;
+      conv.forward = ConvolutionOf(pass, whole, some, saved);
+      conv.dy = Columns(whole.rows, d_channels, some.first, some.columns);
+      conv.dx = conv.dy;
+      conv.dweight = gradients[some.part->weight].Rows(some.row, some.columns);
+      conv.dbias = gradients[some.part->bias].Rows(some.row, some.columns);
+      kernels::CausalConvBackward(pass.stream, conv);
+    }
+    // B and C of other tensor ranks' groups.
+    if (shares_ && spec_.groups > 1) kernels::Zero(pass.stream, saved.d_pairs);
+    whole.by_heads.ReturnInputGradients(call, InputsByHeads(rows, saved.d_packed, saved.d_pairs),
+                                        saved.by_heads);
+  }
+
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.
   void MixBackwardInto(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
                        const std::vector<Tensor>& gradients, const BesideMix& beside) const {
     const Rows rows = RowsOf(batch, saved, {0, batch.shape.batch});
     kernels::Stream& stream = pass.stream;
-    if (context_size_ > 1) CutDocuments(pass, batch, saved);
+    if (passes_states_) CutDocuments(pass, batch, saved);
     if (recomputes_activation_) {
-      for (const Convolution& part : convolutions_) {
-        kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, part));
+      if (by_heads_) {
+        const Whole whole = WholeOf(pass, batch);
+        for (const ChannelsByHeads& some : ChannelsOf(whole)) {
+          kernels::CausalConvForward(stream, ConvolutionOf(pass, whole, some, saved));
+        }
+      }
+      for (size_t i = 0; i < convolutions_.size() && !by_heads_; ++i) {
+        kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, convolutions_[i]));
       }
       if (recomputes_scan_ && context_size_ == 1) kernels::SsdForward(stream, Scan(pass, rows));
       // The sums of forward are still there.
@@ -562,12 +722,14 @@ class Mamba2Mixer : public Mixer {
     if (shares_) {
       if (spec_.groups > 1) {
         kernels::Zero(stream, rows.sums);
-        kernels::Zero(stream, saved.d_conv);  // B and C of other ranks' groups
+        // B and C of other ranks' groups.
+        if (!by_heads_) kernels::Zero(stream, saved.d_conv);
       }
       kernels::GatedRmsNormBackwardSums(stream, norm);
       shard_.SumInPlace(pass, rows.sums);
     }
     kernels::GatedRmsNormBackward(stream, norm);
+    if (by_heads_) return MixByHeadsBackward(pass, batch, saved, rows, gradients, beside);
 
     kernels::SsdBackwardArgs scan;
     scan.forward = Scan(pass, rows);
@@ -581,7 +743,7 @@ class Mamba2Mixer : public Mixer {
     scan.dd = gradients[d_];
     const StatePassing passing = PassingOf(batch.shape);
     std::optional<StatePassing::Call> call;
-    if (context_size_ > 1) {
+    if (passes_states_) {
       call.emplace(CallOf(pass, beside));
       ScanSegmentsBackward(pass, passing, *call, saved, scan);
     } else {
@@ -606,13 +768,14 @@ class Mamba2Mixer : public Mixer {
   Mamba2Spec spec_;
   TensorShard shard_;
   bool shares_;  // there are fewer groups than tensor ranks
-  // Of this rank.
+  // Of this tensor rank.
   int64_t heads_, width_;  // H and E
   int64_t groups_;         // with heads of this rank
   int64_t held_ = 0;       // columns of B
   bool recomputes_activation_, recomputes_scan_;
   bool split_;
   int context_size_;
+  bool by_heads_, passes_states_;  // how ranks share a sequence; neither where they do not
   Linear in_proj_, in_pairs_, out_proj_;
   // In the order of `gradients`, with their shapes.
   std::vector<ParameterId> scan_parameters_;

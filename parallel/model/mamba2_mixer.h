@@ -15,8 +15,10 @@
 // B and C of all groups are held by all ranks (TensorSharing::kPartial), and the sums of the gated
 // norm over a row are added up over the ranks, G fp32 numbers per token forward and backward.
 //
-// Context parallel: the two chunks of a rank are segments of a scan (state_passing.h), whatever the
-// method that attention layers exchange by. Documents count positions within a segment.
+// Context parallel (ModelParallel::scan_method, whatever the method of attention layers): the two
+// chunks of a rank are segments of a scan (state_passing.h), and documents count positions within a
+// segment; or every rank has whole sequences of some heads between the projections and the norm
+// (scan_by_heads.h), and of the convolution and the scan only these heads' gradients.
 //
 // Kept for backward per token: the projection's output (2E + 2GN + H); what another scan
 // recomputes: y (E) and the states in front of chunks (E N / chunk); and what is cheap to

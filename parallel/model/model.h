@@ -149,7 +149,8 @@ struct ModelParallel {
   // has, and BatchShape::sequence counts only these.
   int context_size = 1;
   ContextMethod context_method = ContextMethod::kRing;
-  int context_head_groups = 0;  // ContextShape::head_groups
+  int context_head_groups = 0;                         // ContextShape::head_groups
+  ScanMethod scan_method = ScanMethod::kStatePassing;  // of state-space mixers
   // Attention stays within documents (ModelBatch::documents).
   bool documents = false;
   // What transformer blocks keep is in host memory until their backward (activation_offload.h).
@@ -422,6 +423,7 @@ class Model {
     int kv_group = -1;
     bool documents = false;                               // ModelBatch::documents is read
     ContextMethod context_method = ContextMethod::kRing;  // with context_size > 1
+    ScanMethod scan_method = ScanMethod::kStatePassing;   // likewise
     bool deterministic = true;                            // of attention's backward
     bool dropout = false;                                 // ModelBatch::sample is read in training
     bool sums_hidden_gradient = false;                    // BackwardState::d_hidden_sums exists

@@ -203,9 +203,16 @@ std::unique_ptr<BlockSaved> ResidualBlock::TakeSaved(Arena& arena, const BatchSh
   return saved;
 }
 
+// BeginForward writes to the first norm's memory while the block in front computes the other
+// half-batch. So all blocks that recompute norms have it in the same place, in front of what
+// differs between blocks with different mixers.
 void ResidualBlock::TakeScratch(Arena& arena, const BatchShape& shape, Saved& base) const {
   ResidualSaved& saved = Of(base);
-  if (recomputed_.gemms) TakeGemmOutputs(arena, kScratch, shape, saved);
+  if (recomputed_.gemms) {
+    TakeGemmOutputs(arena, kScratch, shape, saved);
+  } else if (recomputed_.norms) {
+    TakeNormOutput(arena, kScratch, shape, saved.layers[0]);
+  }
   if (recomputed_.mixing) TakeMixed(arena, kScratch, shape, saved);
   if (recomputed_.norms) TakeNorms(arena, kScratch, shape, saved);
   if (recomputed_.activation) TakeActivation(arena, kScratch, shape, saved);
@@ -230,8 +237,6 @@ void ResidualBlock::TakeGemmOutputs(Arena& arena, const char* category, const Ba
   }
   for (int i = 0; i < count(); ++i) {
     saved.layers[i].norm.TakeStatistics(arena, category, layers_[i].norm, rows);
-    // BeginForward writes to the first norm's memory while the block in front computes the other
-    // half-batch, so all blocks have it in the same place.
     if (i == 0 && recomputed_.gemms) TakeNormOutput(arena, category, shape, saved.layers[0]);
   }
   for (int i = 0; i < count(); ++i) {
@@ -244,10 +249,10 @@ void ResidualBlock::TakeMixed(Arena& arena, const char* category, const BatchSha
     layers_[i].mixer->TakeMixed(arena, category, shape, *saved.layers[i].mixer);
   }
 }
-// Outputs of norms, but for that which TakeGemmOutputs has taken.
+// Outputs of norms, but for the first where TakeScratch has taken it.
 void ResidualBlock::TakeNorms(Arena& arena, const char* category, const BatchShape& shape,
                               ResidualSaved& saved) const {
-  for (int i = recomputed_.gemms ? 1 : 0; i < count(); ++i) {
+  for (int i = recomputed_.norms ? 1 : 0; i < count(); ++i) {
     TakeNormOutput(arena, category, shape, saved.layers[i]);
   }
 }

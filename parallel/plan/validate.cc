@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -62,6 +63,7 @@ class Judge {
     TensorShares();
     Context();
     AllToAll();
+    ScanAllToAll();
     Pipeline();
     PipelineSchedule();
     Zero();
@@ -220,6 +222,48 @@ class Judge {
           "ranks one a multiple of the other; use ring or all_gather");
       return;
     }
+  }
+
+  // The same for state-space heads and the groups that share B and C.
+  void ScanAllToAll() {
+    const int64_t context = degree(Axis::kContext), tensor = degree(Axis::kTensor);
+    const int64_t heads = model_.ssm_heads, groups = std::max<int64_t>(1, model_.ssm_groups);
+    if (!layout_.scan_all_to_all || context == 1 || heads < tensor || heads % groups != 0) return;
+    if (tensor > 1 && (layout_.tensor_shares != 0 || tensor % std::min(tensor, groups) != 0)) {
+      return;
+    }
+    // The heads and groups of the tensor ranks: some have one unit more than others.
+    std::vector<std::pair<int64_t, int64_t>> shares;
+    const bool whole = groups >= tensor;
+    const int64_t units = whole ? groups : heads / groups;
+    const int64_t sharers = whole ? tensor : tensor / groups;
+    for (int64_t held = units / sharers; held <= (units + sharers - 1) / sharers; ++held) {
+      shares.push_back(whole ? std::pair(heads / groups * held, held)
+                             : std::pair(held, int64_t{1}));
+    }
+    const auto fits = [&](int64_t ranks) {
+      return std::all_of(shares.begin(), shares.end(), [&](const auto& share) {
+        return share.first % ranks == 0 && (share.second % ranks == 0 || ranks % share.second == 0);
+      });
+    };
+    if (fits(context)) return;
+    std::vector<int64_t> others;
+    for (int64_t fewer = context; --fewer > 1 && others.empty();) {
+      if (fits(fewer)) others.push_back(fewer);
+    }
+    for (int64_t more = context + 1; more <= shares.front().first; ++more) {
+      if (!fits(more)) continue;
+      others.push_back(more);
+      break;
+    }
+    Add("engine.parallel.scan_method", "all_to_all spreads ", shares.front().first,
+        " state-space heads in ", shares.front().second,
+        shares.front().second == 1 ? " group" : " groups", tensor > 1 ? " of a tensor rank" : "",
+        " over ", context,
+        " context ranks: the heads must be a multiple of the ranks, and of groups and ranks one a "
+        "multiple of the other; ",
+        others.empty() ? "" : absl::StrCat("context ", absl::StrJoin(others, " or "), " fits, or "),
+        "use state_passing");
   }
 
   void PipelineSchedule() {

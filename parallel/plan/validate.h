@@ -21,12 +21,13 @@ struct Layout {
   int pipeline_chunks = 1;         // virtual stages per pipeline rank
   bool interleaved = false;        // schedules that need several pipeline stages
   bool zero_bubble = false;
-  int pipeline_parts = 0;    // how many numbers pipeline_blocks has; 0: it is not given
-  bool all_to_all = false;   // among context ranks
-  int tensor_shares = 0;     // how many numbers tensor_shares has; 0: shares are equal
-  int zero = 0;              // stage of ZeRO
-  int zero_shards = 0;       // ranks it shards over; 0: all of data x context
-  int64_t global_batch = 0;  // samples
+  int pipeline_parts = 0;        // how many numbers pipeline_blocks has; 0: it is not given
+  bool all_to_all = false;       // among context ranks
+  bool scan_all_to_all = false;  // the same for state-space mixers
+  int tensor_shares = 0;         // how many numbers tensor_shares has; 0: shares are equal
+  int zero = 0;                  // stage of ZeRO
+  int zero_shards = 0;           // ranks it shards over; 0: all of data x context
+  int64_t global_batch = 0;      // samples
   int64_t micro_batch = 0;
   // Gradient compression: share of the elements that is sent as pairs of index and value, 0 = none;
   // or one bit per element.
@@ -52,11 +53,12 @@ int64_t SignRanksMax(int zero);
 struct ModelSize {
   int64_t layers = 0;
   int64_t heads = 0;
-  int64_t sequence = 0;   // tokens
-  int64_t kv_heads = 0;   // 0: as many as heads
-  int64_t ffn = 0;        // columns of the MLP; 0: not judged
-  int64_t vocab = 0;      // 0: not judged
-  int64_t ssm_heads = 0;  // of state-space mixers; 0: not judged
+  int64_t sequence = 0;    // tokens
+  int64_t kv_heads = 0;    // 0: as many as heads
+  int64_t ffn = 0;         // columns of the MLP; 0: not judged
+  int64_t vocab = 0;       // 0: not judged
+  int64_t ssm_heads = 0;   // of state-space mixers; 0: not judged
+  int64_t ssm_groups = 0;  // of these heads; 0: not judged
 };
 
 struct ClusterSize {

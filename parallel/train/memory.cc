@@ -331,13 +331,20 @@ int64_t ScanBytes(const TrainerPlace& place) {
   if (shape.scan.heads == 0) return 0;
   const BatchShape batch = BatchShapeOf(place);
   const int64_t tensor = place.mesh.degree(Axis::kTensor);
-  const bool passes = place.mesh.degree(Axis::kContext) > 1;
+  const int64_t context = place.mesh.degree(Axis::kContext);
+  const bool by_heads = context > 1 && shape.scan_method == ScanMethod::kAllToAll;
+  const bool passes = context > 1 && !by_heads;
   const int64_t segments = passes ? 2 : 1;
   kernels::SsdShape scan;
   scan.samples = batch.batch * segments;
   scan.positions = batch.sequence / segments;
   scan.heads = (shape.scan.heads + tensor - 1) / tensor;
   scan.groups = std::max<int64_t>(1, shape.scan.groups / tensor);
+  if (by_heads) {
+    scan.positions *= context;
+    scan.heads = std::max<int64_t>(1, scan.heads / context);
+    scan.groups = std::max<int64_t>(1, scan.groups / context);
+  }
   scan.width = shape.scan.head_width;
   scan.columns = shape.scan.state;
   scan.chunk = kMamba2Chunk;
@@ -371,10 +378,13 @@ int64_t CommunicatorBytes(const Mesh& mesh, int zero_shards, ContextMethod conte
 int64_t LibraryBytes(const TrainerPlace& place, DeviceKind device) {
   if (device != DeviceKind::kCuda) return 0;
   constexpr int64_t kWorkspaces = 128 * kMiB;
-  // State-space mixers only gather.
-  const ContextMethod method = place.model.shape().attention.heads > 0
-                                   ? place.model.shape().context_method
-                                   : ContextMethod::kAllGather;
+  // State-space mixers that pass states only gather; an all-to-all has every rank as a peer.
+  const Model::Shape& shape = place.model.shape();
+  ContextMethod method =
+      shape.attention.heads > 0 ? shape.context_method : ContextMethod::kAllGather;
+  if (shape.scan.heads > 0 && shape.scan_method == ScanMethod::kAllToAll) {
+    method = ContextMethod::kAllToAll;
+  }
   return kCudaContextBytes + kWorkspaces +
          CommunicatorBytes(place.mesh, place.zero_shards, method, place.options.copy_engines,
                            place.options.nccl_thread_blocks);

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "parallel/comm/collective_plan.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/scan_by_heads.h"
 #include "parallel/context/state_passing.h"
 #include "parallel/model/family.h"
 #include "parallel/model/language_model_sizes.h"
@@ -196,10 +197,22 @@ class Formulas {
     return (context_ - 1) * keys * (forwards * 2 * width_ + 2 * width_ + 2 * kFloat);
   }
 
-  // The state-space scan of one layer, likewise (state_passing.h).
+  // The state-space scan of one layer, likewise (state_passing.h, scan_by_heads.h).
   int64_t Scan(int64_t forwards) const {
     if (context_ == 1) return 0;
     const ScanSizes& sizes = place_.model.shape().scan;
+    if (part_.scan_method == ScanMethod::kAllToAll) {
+      HeadsShape shape;
+      shape.ranks = static_cast<int>(context_);
+      shape.batch = place_.options.micro_batch;
+      shape.sequence = place_.sequence_length;
+      shape.heads = held_.ssm_heads.size();
+      shape.groups = held_.ssm_groups.size();
+      shape.width = sizes.head_width;
+      shape.state = sizes.state;
+      shape.activation = BatchShapeOf(place_).activation;
+      return (forwards + 1) * PassBytes(shape);
+    }
     // With fewer groups than tensor ranks, every rank holds all of them.
     const int64_t groups = held_.shares_ssm_groups ? sizes.groups : held_.ssm_groups.size();
     ScanShape shape;

@@ -226,6 +226,9 @@ void ApplyDefaults(v1::JobSpec& spec) {
     if (parallel.context_method() == v1::CONTEXT_METHOD_UNSPECIFIED) {
       parallel.set_context_method(v1::CONTEXT_METHOD_RING);
     }
+    if (parallel.scan_method() == v1::SCAN_METHOD_UNSPECIFIED) {
+      parallel.set_scan_method(v1::SCAN_METHOD_STATE_PASSING);
+    }
     if (parallel.tensor_overlap() == v1::TENSOR_OVERLAP_UNSPECIFIED) {
       parallel.set_tensor_overlap(DefaultTensorOverlap(engine, resources.device()));
     }

@@ -310,6 +310,7 @@ parallel::Layout LayoutOf(const v1::JobSpec& spec) {
   layout.zero_bubble = split.pipeline_schedule() == v1::PIPELINE_SCHEDULE_ZERO_BUBBLE;
   layout.pipeline_parts = split.pipeline_blocks_size();
   layout.all_to_all = split.context_method() == v1::CONTEXT_METHOD_ALL_TO_ALL;
+  layout.scan_all_to_all = split.scan_method() == v1::SCAN_METHOD_ALL_TO_ALL;
   layout.tensor_shares = split.tensor_shares_size();
   layout.sequence_parallel = split.sequence();
   layout.tensor_chunks = split.tensor_overlap() == v1::TENSOR_OVERLAP_CHUNKED;
@@ -331,7 +332,8 @@ parallel::ModelSize SizeOf(const v1::ModelSpec& model) {
           .kv_heads = model.kv_heads(),
           .ffn = model.ffn(),
           .vocab = model.vocab(),
-          .ssm_heads = model.mamba().heads()};
+          .ssm_heads = model.mamba().heads(),
+          .ssm_groups = model.mamba().groups()};
 }
 
 std::vector<Problem> FindProblems(const v1::JobSpec& spec) {

@@ -24,6 +24,7 @@
 #include "kernels/tensor.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/context/sequence_layout.h"
 #include "tests/kernels/support.h"
 #include "tests/support/forwarding_communicator.h"
 #include "tests/support/status_matchers.h"
@@ -442,6 +443,25 @@ TEST(ContextPositions, OfAllRanks_CoverTheSequenceOnceInBalance) {
     std::iota(expected.begin(), expected.end(), 0);
     EXPECT_EQ(all, expected);
   }
+}
+
+TEST(SequenceLayout, SegmentsAndPlaces_AreInverseAndInTheOrderOfTheSequence) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const SequenceLayout& layout :
+         {SequenceLayout::Contiguous(ranks), SequenceLayout::Zigzag(ranks)}) {
+      for (int segment = 0; segment < layout.segments(); ++segment) {
+        EXPECT_EQ(layout.SegmentAt(layout.PlaceOf(segment)), segment);
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::vector<int32_t> positions = layout.Positions(24, rank);
+        EXPECT_EQ(positions.size(), 24u / ranks);
+        EXPECT_TRUE(std::is_sorted(positions.begin(), positions.end()));
+      }
+    }
+  }
+  EXPECT_EQ(SequenceLayout::Contiguous(2).Positions(8, 1), (std::vector<int32_t>{4, 5, 6, 7}));
+  EXPECT_EQ(SequenceLayout::Zigzag(2).Positions(8, 1), (std::vector<int32_t>{2, 3, 4, 5}));
+  EXPECT_EQ(SequenceLayout::Zigzag(2).Positions(8, 0), (std::vector<int32_t>{0, 1, 6, 7}));
 }
 
 TEST(ContextAttention, ImpossibleShapes_AreRefusedWithTheNumbers) {

@@ -250,6 +250,42 @@ TEST(ValidateLayout, RanksThatAModelLeavesWithoutWork_AreRefused) {
   EXPECT_THAT(problem(layout, model, 4), HasSubstr("12 heads and 3 key/value heads"));
 }
 
+TEST(ValidateLayout, ScansByHeadsThatDoNotDivide_AreRefusedWithTheContextThatDoes) {
+  ModelSize model = kModel;
+  model.ssm_heads = 12;
+  model.ssm_groups = 1;
+  Layout layout;
+  layout.scan_all_to_all = true;
+  const auto problem = [&](const PerAxis& degrees) {
+    layout.degrees = degrees;
+    model.sequence = 2 * 8 * 3 * 5;
+    const int ranks = degrees[Axis::kContext] * degrees[Axis::kTensor];
+    layout.global_batch = layout.micro_batch = 1;
+    std::string messages;
+    for (const LayoutProblem& problem : FindProblems(layout, model, {.ranks = ranks})) {
+      absl::StrAppend(&messages, problem.field, ": ", problem.message, "\n");
+    }
+    return messages;
+  };
+  EXPECT_THAT(
+      problem(PerAxis(1, 1, 8, 1)),
+      HasSubstr("engine.parallel.scan_method: all_to_all spreads 12 state-space heads in 1 "
+                "group over 8 context ranks: the heads must be a multiple of the ranks, and "
+                "of groups and ranks one a multiple of the other; context 6 or 12 fits, or "
+                "use state_passing"));
+  EXPECT_EQ(problem(PerAxis(1, 1, 6, 1)), "");
+  // Of two tensor ranks with one group, six heads each.
+  EXPECT_THAT(problem(PerAxis(1, 1, 4, 2)), HasSubstr("6 state-space heads in 1 group of a tensor "
+                                                      "rank over 4 context ranks"));
+  EXPECT_EQ(problem(PerAxis(1, 1, 3, 2)), "");
+  // Of two tensor ranks one has two of three groups, and one the other.
+  model.ssm_groups = 3;
+  EXPECT_EQ(problem(PerAxis(1, 1, 2, 2)), "");
+  EXPECT_THAT(problem(PerAxis(1, 1, 2, 1)), HasSubstr("12 state-space heads in 3 groups over 2"));
+  layout.scan_all_to_all = false;
+  EXPECT_EQ(problem(PerAxis(1, 1, 2, 1)), "");
+}
+
 TEST(ValidateLayout, CompressionPastItsBreakEven_IsRefusedWithTheNumbers) {
   const auto problem = [](int data, int zero, double density) {
     Layout layout = Split(PerAxis(1, data, 1, 1));

@@ -66,6 +66,7 @@ std::string Case::ToString() const {
           ? absl::StrCat(" ", Name(schedule), " chunks ", layout.pipeline_chunks)
           : "",
       degrees[Axis::kContext] > 1 ? absl::StrCat(" by ", Name(context_method)) : "",
+      scan_method == ScanMethod::kAllToAll ? " scans by heads" : "",
       layout.sequence_parallel ? " sequence-parallel" : "", tensor_weights.empty() ? "" : " uneven",
       degrees[Axis::kTensor] > 1 ? absl::StrCat(" tensor-overlap ", Name(tensor_overlap)) : "",
       recompute == Recompute::kNone
@@ -115,6 +116,7 @@ absl::StatusOr<ModelParallel> PartOf(const Case& run, const PerAxis& coordinate)
       run.schedule == PipelineSchedule::kZeroBubble && degrees[Axis::kPipeline] > 1;
   part.context_size = degrees[Axis::kContext];
   part.context_method = run.context_method;
+  part.scan_method = run.scan_method;
   part.context_head_groups = run.context_head_groups;
   part.documents = run.documents;
   part.dropout = run.dropout;

@@ -37,6 +37,7 @@ struct Case {
   std::vector<double> tensor_weights;  // uneven tensor-parallel shards
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   ContextMethod context_method = ContextMethod::kRing;
+  ScanMethod scan_method = ScanMethod::kStatePassing;
   int context_head_groups = 2;  // of kAllToAll, where the heads divide into so many
   Recompute recompute = Recompute::kNone;
   int recompute_blocks = 0;  // recomputes so many first blocks of a rank; 0: all

@@ -408,9 +408,14 @@ TEST_F(Layouts, HybridStacks_TrainLikeOneRankAndResumeWithAnyRanks) {
       for (const Recompute recompute :
            {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
         run.recompute = recompute;
-        run.offload_activations = recompute == Recompute::kSelective;
+        run.offload_activations = false;
         runs.push_back(run);
+        if (recompute == Recompute::kSelective) {
+          run.offload_activations = true;
+          runs.push_back(run);
+        }
         if (recompute != Recompute::kFull) continue;
+        run.offload_activations = false;
         run.recompute_blocks = 2;
         runs.push_back(run);
       }
@@ -496,6 +501,88 @@ TEST_F(Layouts, StatesPassedBesideOtherWork_HaveTheSameBits) {
       ExpectSameBits(plain, harness_.Train(run)[0]);
     }
     for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+      run.recompute = recompute;
+      SCOPED_TRACE(run.ToString());
+      ExpectSameBits(plain, harness_.Train(run)[0]);
+    }
+  }
+}
+
+// Whole sequences of some heads: groups of their own, and groups that context ranks share, in
+// tensor ranks that share groups too.
+TEST_F(Layouts, ScansByHeads_TrainLikeOneRankAndResumeOnOne) {
+  for (const int64_t groups : {1, 2, 4}) {
+    ModelDescription model = SmallMamba2();
+    model.sizes["heads"] = 16;
+    model.sizes["head_width"] = 4;
+    model.sizes["groups"] = groups;
+    Case alone = Alone(model, 2);
+    alone.documents = groups == 2;
+    std::vector<Case> runs;
+    for (const int ranks : {2, 4}) {
+      Case run = alone;
+      run.scan_method = ScanMethod::kAllToAll;
+      run.layout.degrees = PerAxis(1, 1, ranks, 1);
+      for (const Recompute recompute :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        run.recompute = recompute;
+        runs.push_back(run);
+      }
+      run.layout.degrees = PerAxis(1, 2, ranks, 1);
+      run.layout.zero = ranks == 2 ? 3 : 1;
+      run.overlap = ranks == 2;
+      run.offload_activations = true;
+      run.tcp = groups == 2;
+      runs.push_back(run);
+      run = runs.front();
+      run.layout.degrees = PerAxis(1, 1, ranks, 8 / ranks);
+      run.layout.sequence_parallel = true;
+      run.tensor_overlap = TensorOverlap::kHalves;
+      runs.push_back(run);
+      run.layout.sequence_parallel = false;
+      run.tensor_overlap = TensorOverlap::kNone;
+      run.recompute = Recompute::kSelective;
+      runs.push_back(run);
+      run = runs.front();
+      run.layout.degrees = PerAxis(2, 1, ranks, 1);
+      run.schedule = PipelineSchedule::kZeroBubble;
+      runs.push_back(run);
+    }
+    ExpectLike(alone, runs);
+    ExpectResumes(alone, runs.back(), alone);
+  }
+}
+
+// Uneven shares of three groups, of 12 and 6 heads, and attention between scans.
+TEST_F(Layouts, ScansByHeadsBesideAttention_TrainLikeOneRank) {
+  Case hybrid = Alone(SmallHybrid(5, /*llama=*/true), 2);
+  hybrid.model.sizes["heads"] = 8;
+  hybrid.model.sizes["mamba_heads"] = 18;
+  hybrid.model.sizes["mamba_head_width"] = 4;
+  hybrid.model.sizes["mamba_groups"] = 3;
+  Case split = hybrid;
+  split.scan_method = ScanMethod::kAllToAll;
+  split.layout.degrees = PerAxis(1, 1, 2, 2);
+  std::vector<Case> runs;
+  for (const ContextMethod method :
+       {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll}) {
+    split.context_method = method;
+    runs.push_back(split);
+  }
+  ExpectLike(hybrid, runs);
+}
+
+TEST_F(Layouts, ScansByHeadsBesideOtherWork_HaveTheSameBits) {
+  for (const PerAxis& degrees : {PerAxis(1, 1, 2, 1), PerAxis(1, 1, 2, 4)}) {
+    Case run = Alone(SmallMamba2(), 2);
+    run.model.sizes["heads"] = 16;
+    run.scan_method = ScanMethod::kAllToAll;
+    run.layout.degrees = degrees;
+    run.documents = true;
+    run.overlap = false;
+    const RankResult plain = harness_.Train(run)[0];
+    run.overlap = true;
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
       run.recompute = recompute;
       SCOPED_TRACE(run.ToString());
       ExpectSameBits(plain, harness_.Train(run)[0]);

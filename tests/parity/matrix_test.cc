@@ -152,6 +152,9 @@ Case Draw(Rng& rng) {
     }
     run.context_method =
         Pick(rng, {ContextMethod::kRing, ContextMethod::kAllGather, ContextMethod::kAllToAll});
+    Rng aside = rng;  // what is drawn next does not depend on it
+    run.scan_method = Pick(aside, {ScanMethod::kStatePassing, ScanMethod::kAllToAll});
+    layout.scan_all_to_all = run.scan_method == ScanMethod::kAllToAll;
     layout.all_to_all = run.context_method == ContextMethod::kAllToAll;
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);
     if (tensor > 1 && rng.Chance(0.6)) {
@@ -229,6 +232,11 @@ bool SharesKeys(const Case& run) {
   return false;
 }
 
+bool ScansOverRanks(const Case& run) {
+  return run.layout.degrees[Axis::kContext] > 1 &&
+         (run.model.family == "mamba2" || run.model.family == "hybrid");
+}
+
 // Describes a layout as one setting per axis.
 std::vector<std::string> Settings(const Case& run) {
   const Layout& layout = run.layout;
@@ -245,6 +253,7 @@ std::vector<std::string> Settings(const Case& run) {
           degree(Axis::kTensor),
           layout.degrees[Axis::kPipeline] > 1 ? Name(run.schedule) : "no schedule",
           layout.degrees[Axis::kContext] > 1 ? Name(run.context_method) : "no method",
+          ScansOverRanks(run) ? absl::StrCat("scan by ", Name(run.scan_method)) : "no scan",
           layout.sequence_parallel ? "sequence" : "no sequence",
           absl::StrCat("tensor overlap ",
                        layout.degrees[Axis::kTensor] > 1 ? Name(run.tensor_overlap) : "of one"),

@@ -191,6 +191,35 @@ TEST_F(Volume, OfStatesPassedBetweenContextRanks_IsThatOfTheFormula) {
             3 * 8 * 2 * 2 * 2 * kFloat * (6 * (10 * 12 + 1) + 3 * 108));
 }
 
+// Three tensor ranks share two groups, and so do four context ranks.
+TEST_F(Volume, OfScansByHeads_IsThatOfTheFormula) {
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    for (const PerAxis& degrees :
+         {PerAxis(1, 1, 2, 1), PerAxis(1, 1, 4, 1), PerAxis(1, 1, 2, 2), PerAxis(1, 1, 2, 4)}) {
+      Case run = Split(SmallMamba2(), degrees);
+      run.model.sizes["heads"] = 16;
+      run.scan_method = ScanMethod::kAllToAll;
+      run.recompute = recompute;
+      ExpectFormula(run);
+      run.recompute_blocks = recompute == Recompute::kFull ? 1 : 0;
+      run.layout.sequence_parallel = degrees[Axis::kTensor] > 1;
+      ExpectFormula(run);
+    }
+    Case hybrid = Split(SmallHybrid(5), PerAxis(1, 1, 2, 1));
+    hybrid.scan_method = ScanMethod::kAllToAll;
+    hybrid.recompute = recompute;
+    ExpectFormula(hybrid);
+  }
+  // Computed by hand: of 3 blocks and 8 micro-batches of 2 sequences of 16 tokens, half of which go
+  // to the other rank, which has 3 heads of 10 and one group of 12: x and y, B and C, dt; both
+  // ways.
+  Case run = Split(SmallMamba2(), PerAxis(1, 1, 2, 1));
+  run.scan_method = ScanMethod::kAllToAll;
+  run.steps = 1;
+  EXPECT_EQ(harness_.Train(run)[0].predicted.context,
+            3 * 8 * 2 * kFloat * 2 * Harness::kSequence / 2 * (2 * 3 * 10 + 2 * 12 + 3));
+}
+
 TEST_F(Volume, OfPipelines_IsThatOfTheFormula) {
   for (const ModelDescription& model :
        {SmallGpt2(4), SmallLlama(4), SmallMamba2(4), SmallHybrid(4)}) {

@@ -299,6 +299,9 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   }
   part.context_size = split.context();
   part.context_method = MethodOf(split.context_method());
+  part.scan_method = split.scan_method() == v1::SCAN_METHOD_ALL_TO_ALL
+                         ? parallel::ScanMethod::kAllToAll
+                         : parallel::ScanMethod::kStatePassing;
   part.documents = spec.engine().data().separate_documents();
   part.offload_activations = spec.engine().parallel().offload().activations();
   part.tensor_rank = coordinate[parallel::Axis::kTensor];

@@ -89,6 +89,8 @@ ordered_json With(const v1::EngineSpec& engine) {
   add(split.pipeline() > 1, "pipeline_schedule ", spec::EnumName(split.pipeline_schedule()));
   add(split.pipeline_chunks() > 1, "pipeline_chunks ", split.pipeline_chunks());
   add(split.context() > 1, "context_method ", spec::EnumName(split.context_method()));
+  add(split.context() > 1 && engine.model().has_mamba(), "scan_method ",
+      spec::EnumName(split.scan_method()));
   add(split.sequence(), "sequence");
   add(split.tensor() > 1, "tensor_overlap ", spec::EnumName(split.tensor_overlap()));
   add(training.recompute() != v1::RECOMPUTE_NONE, "recompute ",
