@@ -231,8 +231,9 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
   std::unique_ptr<TraceExporter> traces;
   if (!flags.otlp_endpoint.empty()) {
-    ASSIGN_OR_RETURN(traces,
-                     TraceExporter::Start(flags.otlp_endpoint, MUSTER_VERSION, *shell, clock, log));
+    ASSIGN_OR_RETURN(
+        traces, TraceExporter::Start({.endpoint = flags.otlp_endpoint, .version = MUSTER_VERSION},
+                                     *shell, clock, log));
   }
   const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir, flags.tls,
                         flags.gate.crl);

@@ -24,6 +24,9 @@ constexpr size_t kEventsAtOnce = 1000;
 constexpr size_t kSpansAtOnce = 500;  // of one request
 constexpr absl::Duration kRetryAfter = absl::Seconds(5);
 constexpr int kTimeoutSeconds = 5;
+// Why spans are dropped, as the metric has it.
+constexpr char kQueueFull[] = "queue_full";
+constexpr char kRefused[] = "refused";
 
 // FNV-1a: the same in every process.
 uint64_t Hash(const std::string& text) {
@@ -152,16 +155,17 @@ namespace {
 
 class Exporter : public TraceExporter {
  public:
-  Exporter(const std::string& endpoint, std::string version, Shell& shell, const Clock& clock,
-           Logger& log)
-      : endpoint_(endpoint),
-        version_(std::move(version)),
+  Exporter(const Options& options, Shell& shell, const Clock& clock, Logger& log)
+      : options_(options),
         shell_(shell),
         log_(log),
-        client_(endpoint),
+        client_(options.endpoint),
         first_(shell.published().last_event() + 1),
         waker_(std::make_shared<Waker>(*this)),
         loop_(clock) {
+    // A rate needs a first sample, of what has not happened yet too.
+    shell_.metrics().TraceSpansDropped(kQueueFull, 0);
+    shell_.metrics().TraceSpansDropped(kRefused, 0);
     client_.set_connection_timeout(kTimeoutSeconds);
     client_.set_read_timeout(kTimeoutSeconds);
     client_.set_write_timeout(kTimeoutSeconds);
@@ -222,12 +226,18 @@ class Exporter : public TraceExporter {
           }
           return ++rows < kEventsAtOnce;
         });
-    while (waiting_.size() > kSpansMax) {
-      waiting_.pop_front();
-      ++dropped_;
+    if (waiting_.size() > options_.spans_max) {
+      const size_t excess = waiting_.size() - options_.spans_max;
+      waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(excess));
+      Dropped(kQueueFull, excess);
     }
     if (scanned.ok() && rows == kEventsAtOnce) loop_.Post([this] { Read(); });
     if (!sending_) Send();
+  }
+
+  void Dropped(const char* reason, size_t spans) {
+    dropped_ += spans;
+    shell_.metrics().TraceSpansDropped(reason, spans);
   }
 
   void Send() {
@@ -238,11 +248,11 @@ class Exporter : public TraceExporter {
     const std::vector<Span> spans(waiting_.begin(),
                                   waiting_.begin() + static_cast<ptrdiff_t>(count));
     const httplib::Result result = client_.Post(
-        "/v1/traces", OtlpJson(spans, shell_.cluster_id(), version_), "application/json");
+        "/v1/traces", OtlpJson(spans, shell_.cluster_id(), options_.version), "application/json");
     const int status = result ? result->status : 0;
     // What it refuses for good is not sent again.
     const bool refused = status >= 400 && status < 500 && status != 429;
-    if (refused) dropped_ += count;
+    if (refused) Dropped(kRefused, count);
     if (status / 100 == 2 || refused) {
       waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(count));
     }
@@ -250,7 +260,7 @@ class Exporter : public TraceExporter {
       failing_ = status / 100 != 2;
       told_ = dropped_;
       log_.Warning(failing_ ? "traces cannot be sent" : "traces are sent again",
-                   {{"endpoint", endpoint_}, {"status", status}, {"dropped", dropped_}});
+                   {{"endpoint", options_.endpoint}, {"status", status}, {"dropped", dropped_}});
     }
     if (status / 100 == 2 || refused) {
       loop_.Post([this] { Send(); });
@@ -259,8 +269,7 @@ class Exporter : public TraceExporter {
     }
   }
 
-  const std::string endpoint_;
-  const std::string version_;
+  const Options options_;
   Shell& shell_;
   Logger& log_;
   httplib::Client client_;
@@ -289,13 +298,12 @@ absl::Status TraceExporter::CheckEndpoint(const std::string& endpoint) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<TraceExporter>> TraceExporter::Start(const std::string& endpoint,
-                                                                    const std::string& version,
+absl::StatusOr<std::unique_ptr<TraceExporter>> TraceExporter::Start(const Options& options,
                                                                     Shell& shell,
                                                                     const Clock& clock,
                                                                     Logger& log) {
-  RETURN_IF_ERROR(CheckEndpoint(endpoint));
-  return std::make_unique<Exporter>(endpoint, version, shell, clock, log);
+  RETURN_IF_ERROR(CheckEndpoint(options.endpoint));
+  return std::make_unique<Exporter>(options, shell, clock, log);
 }
 
 }  // namespace muster::coordinator

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.request
 
 from waiting import poll
 
@@ -20,10 +21,10 @@ BIN = None
 
 
 class Collector:
-    """Takes what is sent to /v1/traces once it is told to; answers 503 before."""
+    """Takes what is sent to /v1/traces once it is told to; answers with another status before: 503, for the time being."""
 
     def __init__(self):
-        self.spans, self.refused, self.ready = [], 0, False
+        self.spans, self.refused, self.ready, self.status = [], 0, False, 503
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -33,7 +34,7 @@ class Collector:
                     code = 400
                 elif not collector.ready:
                     collector.refused += 1
-                    code = 503
+                    code = collector.status
                 else:
                     for resource in body["resourceSpans"]:
                         for scope in resource["scopeSpans"]:
@@ -110,6 +111,24 @@ class Traces(unittest.TestCase):
         self.assertEqual(ended["status"]["code"], 2)
         self.assertIn({"key": "muster.cause", "value": {"stringValue": "crash"}}, ended["attributes"])
         self.assertEqual(len({span["spanId"] for span in spans}), len(spans))
+
+    def test_spans_that_the_collector_will_not_get_are_counted(self):
+        self.collector.status = 400
+        ready = self.start(f"{BIN}/muster-coordinator", "--listen", "127.0.0.1:0", "--data-dir", "coordinator",
+                           "--otlp-endpoint", f"http://127.0.0.1:{self.collector.server.server_port}")
+
+        def dropped(reason):
+            text = urllib.request.urlopen(f"http://{ready['metrics']}/metrics").read().decode()
+            series = f'muster_coordinator_trace_spans_dropped_total{{reason="{reason}"}} '
+            return next(float(line[len(series):]) for line in text.splitlines() if line.startswith(series))
+        self.assertEqual((dropped("refused"), dropped("queue_full")), (0, 0))
+        spec = self.directory / "job.yaml"
+        spec.write_text("name: untraced\ncommand: ['true']\nresources: {device: cpu, ranks: 1}\n")
+        for words in (["submit", spec], ["cancel", "untraced"]):
+            subprocess.run([f"{BIN}/muster", "--coordinator", ready["address"], *words], cwd=self.directory, check=True,
+                           capture_output=True, env=self.environment)
+        poll("spans were dropped", lambda: dropped("refused"), lambda count: count >= 2)
+        self.assertEqual(dropped("queue_full"), 0)
 
     def test_a_collector_that_is_none_is_refused_by_name(self):
         ran = subprocess.run([f"{BIN}/muster-coordinator", "--data-dir", "coordinator", "--otlp-endpoint", "collector:4318"],
