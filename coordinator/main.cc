@@ -335,8 +335,10 @@ int Main(int argc, char** argv) {
   bool describe_metrics = false;
   CLI::App app(
       "The Muster coordinator: takes jobs, places them on workers and keeps them alive. It prints "
-      "one JSON line with its addresses once it serves; logs go to stderr as JSON lines.");
+      "one JSON line with its addresses once it serves; logs go to stderr as JSON lines, or with "
+      "--log-format text.");
   app.add_option("--listen", flags.listen, "HOST:PORT for gRPC; port 0 lets the system pick")
+  std::string format = "json";
       ->capture_default_str();
   app.add_option("--metrics", flags.metrics,
                  "HOST:PORT for HTTP: Prometheus metrics at /metrics, its service discovery at "
@@ -380,6 +382,9 @@ int Main(int argc, char** argv) {
          "YAML file that defines the queues (docs/queues.md), applied at every start; without "
          "it they stay as they were last defined")
       ->type_name("FILE");
+  app.add_option("--log-format", format, "json (docs/logs.md), or text for people who read along")
+      ->check(CLI::IsMember({"json", "text"}))
+      ->capture_default_str();
   app.add_option("--otlp-endpoint", flags.otlp_endpoint,
                  "http://HOST:PORT of an OpenTelemetry collector that gets a trace of each job "
                  "(docs/monitoring.md)")
@@ -452,7 +457,8 @@ int Main(int argc, char** argv) {
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   RaiseOpenFiles();
   StopSignal stop;
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed, {.component = "coordinator"});
+  const std::shared_ptr<Logger> log = Logger::ToStderr(
+      *parsed, {.component = "coordinator"}, ParseLogFormat(format).value_or(LogFormat::kJson));
   const absl::Status status = Run(flags, *log, stop);
   if (status.ok()) return 0;
   log->Error("muster-coordinator ends with an error", {{"status", status.ToString()}});
