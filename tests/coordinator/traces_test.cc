@@ -131,12 +131,28 @@ TEST(OtlpJson, IsWhatTheProtocolSays) {
 
 TEST(TraceExporter, TheCollectorsAddressIsChecked) {
   for (const char* wrong :
-       {"127.0.0.1:4318", "https://127.0.0.1:4318", "http://", "http://127.0.0.1:4318/v1/traces"}) {
+       {"127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "https://", "http://a:0",
+        "http://a:b", "http://fd00::1:4318", "https://user:password@collector",
+        "http://127.0.0.1:4318/v1/traces", "HTTP://127.0.0.1:4318"}) {
     // Refused before anything is used.
-    EXPECT_THAT(TraceExporter::CheckEndpoint(wrong),
-                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--otlp-endpoint")));
+    EXPECT_THAT(TraceExporter::Check({.endpoint = wrong}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("is not http://HOST:PORT or https://HOST:PORT")))
+        << wrong;
   }
-  EXPECT_OK(TraceExporter::CheckEndpoint("http://127.0.0.1:4318"));
+  for (const char* right : {"http://127.0.0.1:4318", "https://collector.example.org:4318",
+                            "https://collector.example.org", "http://[::1]:4318", "http://[::1]"}) {
+    EXPECT_OK(TraceExporter::Check({.endpoint = right})) << right;
+  }
+}
+
+TEST(TraceExporter, TheAuthoritiesOfACollectorAreChecked) {
+  EXPECT_THAT(TraceExporter::Check({.endpoint = "http://127.0.0.1:4318", .ca_file = "/dev/null"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--otlp-ca")));
+  EXPECT_THAT(TraceExporter::Check({.endpoint = "https://127.0.0.1:4318", .ca_file = "/dev/null"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--otlp-ca: /dev/null")));
+  EXPECT_THAT(TraceExporter::Check({.endpoint = "https://127.0.0.1:4318", .ca_file = "/no/file"}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("--otlp-ca: ")));
 }
 
 // Keeps the counters of dropped spans, by reason, and discards the rest.
