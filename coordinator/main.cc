@@ -62,6 +62,7 @@ struct Flags {
   bool insecure = false;
   std::string queues;
   TraceExporter::Options traces;  // no endpoint: none are sent
+  absl::Duration slow_rpc = absl::Seconds(1);
   CoreConfig core;
 };
 
@@ -220,7 +221,9 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                                              .earlier_port = EarlierPort(*files, address_file),
                                              .backups = backups,
                                              .tls = flags.tls,
-                                             .gate = flags.gate}));
+                                             .gate = flags.gate,
+                                             .slow_call = flags.slow_rpc,
+                                             .trace_seed = SystemSeed()}));
   if (!flags.tls.any() && flags.insecure) {
     log.Warning("--insecure: anybody who reaches the port may run jobs",
                 {{"listen", flags.listen}});
@@ -395,6 +398,8 @@ int Main(int argc, char** argv) {
                  "Authorities that sign the certificate of an https:// collector, PEM; read again "
                  "after a failure [default: those of the system]")
       ->type_name("FILE");
+  AddDuration(app, "--slow-rpc", flags.slow_rpc,
+              "A call that takes so long is logged with the id of its trace (docs/monitoring.md)");
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
   AddDuration(app, "--unreachable-after", flags.core.unreachable_after,
