@@ -282,6 +282,23 @@ class Traces(unittest.TestCase):
             for line in log.read_text().splitlines():
                 self.assertRegex(line, f"^{time_of} (DEBUG|INFO|WARNING|ERROR) {who}: ")
 
+    def test_the_supervisor_of_a_daemon_logs_as_the_daemon_does(self):
+        for flags in ([], ["--log-format", "text"], ["--log-format=text"]):
+            name = f"w{len(self.running)}"
+            ready = self.start(f"{BIN}/muster-worker", "supervise", "--coordinator", "127.0.0.1:1", "--name", name, "--state-dir",
+                               name, "--gpus", "none", *flags)
+            os.kill(ready["pid"], signal.SIGKILL)
+            said = "the daemon ended; its ranks train on, and it is started again"
+            text = poll("the line", self.log.read_text, lambda text: said in text)
+            line = next(line for line in text.splitlines() if said in line)
+            if flags:
+                self.assertRegex(line, fr"^[0-9T:.-]+Z ERROR supervisor: {said} status=137$")
+                continue
+            parsed = json.loads(line)
+            self.assertEqual(list(parsed), ["time", "level", "component", "message", "fields"])
+            self.assertEqual((parsed["component"], parsed["level"]), ("supervisor", "error"))
+            self.assertEqual(parsed["fields"], {"status": 137})
+
 
 if __name__ == "__main__":
     index = sys.argv.index("--bin")
