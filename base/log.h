@@ -14,6 +14,8 @@
 namespace muster {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
+// kText is for people who read along: the same on a line that begins with time, level and who.
+enum class LogFormat { kJson, kText };
 
 struct LogField {
   absl::string_view key;
@@ -40,13 +42,14 @@ struct LogOrigin {
 
 // Thread-safe. Each call writes one line of JSON (docs/logs.md): time, level, component, then job,
 // epoch, rank and worker, of the fields where they are among these, else of the origin; message,
-// and the other fields as an object "fields".
+// and the other fields as an object "fields"; or the line of text that says the same.
 class Logger {
  public:
   using Fields = std::initializer_list<LogField>;
 
   // Writes lines at or above `level` to stderr.
-  static std::shared_ptr<Logger> ToStderr(LogLevel level, LogOrigin origin);
+  static std::shared_ptr<Logger> ToStderr(LogLevel level, LogOrigin origin,
+                                          LogFormat format = LogFormat::kJson);
   // Writes nothing.
   static std::shared_ptr<Logger> Discard();
 
@@ -69,6 +72,8 @@ class Logger {
 
 // "debug", "info", "warning" or "error"; anything else is kInvalidArgument.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view text);
+// "json" or "text"; anything else is kInvalidArgument.
+absl::StatusOr<LogFormat> ParseLogFormat(absl::string_view text);
 
 }  // namespace muster
 

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "base/trace_context.h"
 #include "cli/access.h"
 #include "cli/admin.h"
 #include "cli/checkpoints.h"
@@ -837,6 +838,9 @@ class Application {
                     .key = pick(tls_.key, "MUSTER_TLS_KEY"),
                     .authorities = pick(tls_.authorities, "MUSTER_TLS_CA")};
     endpoint.server_name = pick(server_name_, "MUSTER_TLS_SERVER_NAME");
+    // As tools of OpenTelemetry hand the trace of a script on to what it runs.
+    const std::string traceparent = surroundings_.environment("TRACEPARENT");
+    if (ParseTraceparent(traceparent).has_value()) endpoint.traceparent = traceparent;
     const std::string file = pick(token_file_, "MUSTER_TOKEN_FILE");
     if (token_file_.empty()) endpoint.token = pick("", "MUSTER_TOKEN");
     if (endpoint.token.empty() && !file.empty()) {

@@ -347,6 +347,9 @@ class GrpcClient : public CoordinatorClient {
     if (!endpoint_.token.empty()) {
       context.AddMetadata("authorization", absl::StrCat("Bearer ", endpoint_.token));
     }
+    if (!endpoint_.traceparent.empty()) {
+      context.AddMetadata("traceparent", endpoint_.traceparent);
+    }
   }
 
   absl::Status AsStatus(const grpc::Status& status) {

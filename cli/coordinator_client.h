@@ -24,6 +24,7 @@ struct Endpoint {
   security::TlsFiles tls;   // none: no TLS
   std::string server_name;  // in the coordinator's certificate; empty: the host of the address
   std::string token;        // empty: none. Sent over TLS, and to this machine without
+  std::string traceparent = {};  // sent along with every call; empty: none
 };
 
 // --coordinator, else $MUSTER_COORDINATOR, else the address that `muster local up` wrote below

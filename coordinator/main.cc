@@ -62,7 +62,8 @@ struct Flags {
   GateOptions gate;
   bool insecure = false;
   std::string queues;
-  std::string otlp_endpoint;
+  TraceExporter::Options traces;  // no endpoint: none are sent
+  absl::Duration slow_rpc = absl::Seconds(1);
   CoreConfig core;
 };
 
@@ -79,8 +80,10 @@ absl::Status ReadTopology(const std::string& path, TopologyRules& rules) {
 
 // Off loopback everybody who reaches the port would be an operator and every worker.
 absl::Status CheckListen(const Flags& flags) {
-  if (!flags.otlp_endpoint.empty()) {
-    RETURN_IF_ERROR(TraceExporter::CheckEndpoint(flags.otlp_endpoint));
+  if (!flags.traces.endpoint.empty()) {
+    RETURN_IF_ERROR(TraceExporter::Check(flags.traces));
+  } else if (!flags.traces.ca_file.empty()) {
+    return absl::InvalidArgumentError("--otlp-ca needs --otlp-endpoint beside it");
   }
   if (flags.tls.any()) return security::CheckServerFiles(flags.tls, absl::Now());
   if (!flags.gate.crl.empty() || !flags.gate.access.empty()) {
@@ -219,7 +222,9 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
                                              .earlier_port = EarlierPort(*files, address_file),
                                              .backups = backups,
                                              .tls = flags.tls,
-                                             .gate = flags.gate}));
+                                             .gate = flags.gate,
+                                             .slow_call = flags.slow_rpc,
+                                             .trace_seed = SystemSeed()}));
   if (!flags.tls.any() && flags.insecure) {
     log.Warning("--insecure: anybody who reaches the port may run jobs",
                 {{"listen", flags.listen}});
@@ -231,9 +236,10 @@ absl::Status Run(const Flags& flags, Logger& log, StopSignal& stop) {
   const std::string metrics_address = Advertised(prometheus->address(), outside);
   RETURN_IF_ERROR(files->WriteAtomically(address_file, address + "\n"));
   std::unique_ptr<TraceExporter> traces;
-  if (!flags.otlp_endpoint.empty()) {
-    ASSIGN_OR_RETURN(traces,
-                     TraceExporter::Start(flags.otlp_endpoint, MUSTER_VERSION, *shell, clock, log));
+  if (!flags.traces.endpoint.empty()) {
+    TraceExporter::Options options = flags.traces;
+    options.version = MUSTER_VERSION;
+    ASSIGN_OR_RETURN(traces, TraceExporter::Start(options, *shell, clock, log));
   }
   const Sampler sampler({clock, shell->published(), metrics}, flags.data_dir, flags.tls,
                         flags.gate.crl, flags.metrics_tls.Files());
@@ -332,10 +338,12 @@ int Main(int argc, char** argv) {
   ReplayOptions replay_options;
   std::string backup;
   std::string level = "info";
+  std::string format = "json";
   bool describe_metrics = false;
   CLI::App app(
       "The Muster coordinator: takes jobs, places them on workers and keeps them alive. It prints "
-      "one JSON line with its addresses once it serves; logs go to stderr as JSON lines.");
+      "one JSON line with its addresses once it serves; logs go to stderr as JSON lines, or with "
+      "--log-format text.");
   app.add_option("--listen", flags.listen, "HOST:PORT for gRPC; port 0 lets the system pick")
       ->capture_default_str();
   app.add_option("--metrics", flags.metrics,
@@ -385,15 +393,24 @@ int Main(int argc, char** argv) {
   app.add_flag("--insecure", flags.insecure,
                "Listen for other machines without TLS: anybody who reaches the port may run jobs");
   app.add_option("--log-level", level, "debug, info, warning or error")->capture_default_str();
+  app.add_option("--log-format", format, "json (docs/logs.md), or text for people who read along")
+      ->check(CLI::IsMember({"json", "text"}))
+      ->capture_default_str();
   app.add_option(
          "--queues", flags.queues,
          "YAML file that defines the queues (docs/queues.md), applied at every start; without "
          "it they stay as they were last defined")
       ->type_name("FILE");
-  app.add_option("--otlp-endpoint", flags.otlp_endpoint,
-                 "http://HOST:PORT of an OpenTelemetry collector that gets a trace of each job "
-                 "(docs/monitoring.md)")
+  app.add_option("--otlp-endpoint", flags.traces.endpoint,
+                 "http://HOST:PORT or https://HOST:PORT of an OpenTelemetry collector that gets a "
+                 "trace of each job (docs/monitoring.md)")
       ->type_name("URL");
+  app.add_option("--otlp-ca", flags.traces.ca_file,
+                 "Authorities that sign the certificate of an https:// collector, PEM; read again "
+                 "after a failure [default: those of the system]")
+      ->type_name("FILE");
+  AddDuration(app, "--slow-rpc", flags.slow_rpc,
+              "A call that takes so long is logged with the id of its trace (docs/monitoring.md)");
   AddDuration(app, "--heartbeat-interval", flags.core.heartbeat_interval,
               "How often daemons report at least");
   AddDuration(app, "--unreachable-after", flags.core.unreachable_after,
@@ -462,7 +479,8 @@ int Main(int argc, char** argv) {
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   RaiseOpenFiles();
   StopSignal stop;
-  const std::shared_ptr<Logger> log = Logger::ToStderr(*parsed, {.component = "coordinator"});
+  const std::shared_ptr<Logger> log = Logger::ToStderr(
+      *parsed, {.component = "coordinator"}, ParseLogFormat(format).value_or(LogFormat::kJson));
   const absl::Status status = Run(flags, *log, stop);
   if (status.ok()) return 0;
   log->Error("muster-coordinator ends with an error", {{"status", status.ToString()}});

@@ -167,6 +167,13 @@ const Family kCertificateEnd = {
     "When the first certificate, or revocation list, in the file of a flag (tls-cert, tls-ca, "
     "tls-crl, metrics-tls-cert, metrics-tls-ca) ends; 0 while it cannot be read",
     {"file"}};
+const Family kTraceSpansDropped = {
+    Kind::kCounter,
+    "muster_coordinator_trace_spans_dropped_total",
+    "Spans that the collector of --otlp-endpoint will not get, by reason: queue_full (it took too "
+    "little for too long, and the oldest that waited was dropped), refused (it answered with an "
+    "error for good). Without --otlp-endpoint there is no such series",
+    {"reason"}};
 const Family kBuildInfo = {
     Kind::kGauge, "muster_coordinator_build_info", "1, with the version", {"version"}};
 
@@ -286,6 +293,7 @@ std::vector<const Family*> Metrics::Catalogue() {
                                     &kRecovery,
                                     &kRpcs,
                                     &kRpcSeconds,
+                                    &kTraceSpansDropped,
                                     &kBuildInfo};
   for (const Family* family : JobFamilies()) all.push_back(family);
   all.push_back(&kJobAttemptsEnded);
@@ -537,6 +545,10 @@ void Metrics::LoopDelay(absl::Duration delay) {
 
 void Metrics::Version(const std::string& version) {
   registry_.GetGauge(kBuildInfo, {version}).Set(1);
+}
+
+void Metrics::TraceSpansDropped(const std::string& reason, size_t spans) {
+  registry_.GetCounter(kTraceSpansDropped, {reason}).Increment(static_cast<double>(spans));
 }
 
 void Metrics::RpcTook(absl::string_view method, absl::Duration took) {

@@ -59,6 +59,8 @@ class Metrics {
   void CertificateFile(const std::string& flag, absl::Time not_before, absl::Time not_after);
   void LoopDelay(absl::Duration delay);
   void Version(const std::string& version);
+  // Of the exporter of traces. `reason`: "queue_full" or "refused".
+  void TraceSpansDropped(const std::string& reason, size_t spans);
   void RpcTook(absl::string_view method, absl::Duration took);
   void RpcDone(absl::string_view method, absl::string_view code);
 

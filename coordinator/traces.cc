@@ -6,16 +6,20 @@
 #include <deque>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/file_system.h"
 #include "base/loop.h"
 #include "base/mutex.h"
+#include "base/network.h"
 #include "base/status_macros.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/published_state.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
+#include "security/certificates.h"
+#include "security/server_verification.h"
 
 namespace muster::coordinator {
 namespace {
@@ -24,6 +28,9 @@ constexpr size_t kEventsAtOnce = 1000;
 constexpr size_t kSpansAtOnce = 500;  // of one request
 constexpr absl::Duration kRetryAfter = absl::Seconds(5);
 constexpr int kTimeoutSeconds = 5;
+// Why spans are dropped, as the metric has it.
+constexpr char kQueueFull[] = "queue_full";
+constexpr char kRefused[] = "refused";
 
 // FNV-1a: the same in every process.
 uint64_t Hash(const std::string& text) {
@@ -150,21 +157,51 @@ std::string OtlpJson(const std::vector<Span>& spans, const std::string& cluster,
 
 namespace {
 
+struct Collector {
+  bool tls = false;
+  std::string host;
+  int port = 0;
+};
+
+absl::StatusOr<Collector> ParseEndpoint(const std::string& endpoint) {
+  const absl::Status wrong = absl::InvalidArgumentError(
+      absl::StrCat("--otlp-endpoint: ", spec::Quoted(endpoint),
+                   " is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP "
+                   "over HTTP, such as http://127.0.0.1:4318"));
+  const size_t scheme = endpoint.find("://");
+  if (scheme == std::string::npos) return wrong;
+  Collector collector;
+  collector.tls = endpoint.substr(0, scheme) == "https";
+  if (!collector.tls && endpoint.substr(0, scheme) != "http") return wrong;
+  std::string authority = endpoint.substr(scheme + 3);
+  if (authority.empty() || authority.find_first_of("/?#@ ") != std::string::npos) return wrong;
+  const size_t colon = authority.rfind(':');
+  const bool has_port =
+      colon != std::string::npos && (authority.front() != '[' || authority[colon - 1] == ']');
+  if (!has_port) absl::StrAppend(&authority, collector.tls ? ":443" : ":80");
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(authority);
+  if (!parsed.ok() || !absl::SimpleAtoi(parsed->port, &collector.port) || collector.port < 1 ||
+      collector.port > 65535) {
+    return wrong;
+  }
+  collector.host = parsed->host;
+  return collector;
+}
+
 class Exporter : public TraceExporter {
  public:
-  Exporter(const std::string& endpoint, std::string version, Shell& shell, const Clock& clock,
+  Exporter(const Options& options, Collector collector, Shell& shell, const Clock& clock,
            Logger& log)
-      : endpoint_(endpoint),
-        version_(std::move(version)),
+      : options_(options),
+        collector_(std::move(collector)),
         shell_(shell),
         log_(log),
-        client_(endpoint),
         first_(shell.published().last_event() + 1),
         waker_(std::make_shared<Waker>(*this)),
         loop_(clock) {
-    client_.set_connection_timeout(kTimeoutSeconds);
-    client_.set_read_timeout(kTimeoutSeconds);
-    client_.set_write_timeout(kTimeoutSeconds);
+    // A rate needs a first sample, of what has not happened yet too.
+    shell_.metrics().TraceSpansDropped(kQueueFull, 0);
+    shell_.metrics().TraceSpansDropped(kRefused, 0);
     if (!shell_.published().Watch("", waker_)) {
       log_.Warning("traces follow no events: there are too many watchers", {});
     }
@@ -222,12 +259,57 @@ class Exporter : public TraceExporter {
           }
           return ++rows < kEventsAtOnce;
         });
-    while (waiting_.size() > kSpansMax) {
-      waiting_.pop_front();
-      ++dropped_;
+    if (waiting_.size() > options_.spans_max) {
+      const size_t excess = waiting_.size() - options_.spans_max;
+      waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(excess));
+      Dropped(kQueueFull, excess);
     }
     if (scanned.ok() && rows == kEventsAtOnce) loop_.Post([this] { Read(); });
     if (!sending_) Send();
+  }
+
+  void Dropped(const char* reason, size_t spans) {
+    dropped_ += spans;
+    shell_.metrics().TraceSpansDropped(reason, spans);
+  }
+
+  std::unique_ptr<httplib::ClientImpl> MakeClient() const {
+    std::unique_ptr<httplib::ClientImpl> client;
+    if (collector_.tls) {
+      client = std::make_unique<httplib::SSLClient>(collector_.host, collector_.port);
+      client->enable_server_certificate_verification(true);
+      const std::string authorities =
+          options_.ca_file.empty() ? security::SystemAuthorities() : options_.ca_file;
+      if (!authorities.empty()) client->set_ca_cert_path(authorities);
+    } else {
+      client = std::make_unique<httplib::ClientImpl>(collector_.host, collector_.port);
+    }
+    client->set_connection_timeout(kTimeoutSeconds);
+    client->set_read_timeout(kTimeoutSeconds);
+    client->set_write_timeout(kTimeoutSeconds);
+    return client;
+  }
+
+  // Why a request had no answer.
+  std::string WhyNot(httplib::Error error) const {
+    switch (error) {
+      case httplib::Error::SSLServerVerification: {
+        const std::string error = security::VerifyError(
+            static_cast<const httplib::SSLClient&>(*client_).get_openssl_verify_result());
+        return error.empty() ? absl::StrCat("its certificate is not for ", collector_.host)
+                             : absl::StrCat("its certificate: ", error);
+      }
+      case httplib::Error::SSLLoadingCerts:
+        return absl::StrCat("no authorities can be read from ",
+                            options_.ca_file.empty() ? "this system" : options_.ca_file);
+      case httplib::Error::SSLConnection:
+        return "it does not speak TLS as it should";
+      case httplib::Error::Connection:
+      case httplib::Error::ConnectionTimeout:
+        return "no connection";
+      default:
+        return httplib::to_string(error);
+    }
   }
 
   void Send() {
@@ -237,12 +319,16 @@ class Exporter : public TraceExporter {
     const size_t count = std::min(waiting_.size(), kSpansAtOnce);
     const std::vector<Span> spans(waiting_.begin(),
                                   waiting_.begin() + static_cast<ptrdiff_t>(count));
-    const httplib::Result result = client_.Post(
-        "/v1/traces", OtlpJson(spans, shell_.cluster_id(), version_), "application/json");
+    if (client_ == nullptr) client_ = MakeClient();
+    const httplib::Result result = client_->Post(
+        "/v1/traces", OtlpJson(spans, shell_.cluster_id(), options_.version), "application/json");
     const int status = result ? result->status : 0;
+    const std::string why = result ? absl::StrCat("status ", status) : WhyNot(result.error());
+    // Authorities that were replaced are read by a new client alone.
+    if (!result) client_.reset();
     // What it refuses for good is not sent again.
     const bool refused = status >= 400 && status < 500 && status != 429;
-    if (refused) dropped_ += count;
+    if (refused) Dropped(kRefused, count);
     if (status / 100 == 2 || refused) {
       waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(count));
     }
@@ -250,7 +336,7 @@ class Exporter : public TraceExporter {
       failing_ = status / 100 != 2;
       told_ = dropped_;
       log_.Warning(failing_ ? "traces cannot be sent" : "traces are sent again",
-                   {{"endpoint", endpoint_}, {"status", status}, {"dropped", dropped_}});
+                   {{"endpoint", options_.endpoint}, {"why", why}, {"dropped", dropped_}});
     }
     if (status / 100 == 2 || refused) {
       loop_.Post([this] { Send(); });
@@ -259,12 +345,12 @@ class Exporter : public TraceExporter {
     }
   }
 
-  const std::string endpoint_;
-  const std::string version_;
+  const Options options_;
+  const Collector collector_;
   Shell& shell_;
   Logger& log_;
-  httplib::Client client_;
-  const uint64_t first_;  // event of which spans are sent
+  std::unique_ptr<httplib::ClientImpl> client_;  // on the loop
+  const uint64_t first_;                         // event of which spans are sent
   TraceBuilder builder_;
   uint64_t cursor_ = 0;  // the last event read
   std::deque<Span> waiting_;
@@ -278,24 +364,27 @@ class Exporter : public TraceExporter {
 
 }  // namespace
 
-absl::Status TraceExporter::CheckEndpoint(const std::string& endpoint) {
-  const size_t scheme = endpoint.find("://");
-  if (!absl::StartsWith(endpoint, "http://") || endpoint.size() == scheme + 3 ||
-      endpoint.find('/', scheme + 3) != std::string::npos) {
+absl::Status TraceExporter::Check(const Options& options) {
+  ASSIGN_OR_RETURN(const Collector collector, ParseEndpoint(options.endpoint));
+  if (options.ca_file.empty()) return absl::OkStatus();
+  if (!collector.tls) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--otlp-endpoint: ", spec::Quoted(endpoint),
-                     " is not http://HOST:PORT of a collector, such as http://127.0.0.1:4318"));
+        absl::StrCat("--otlp-ca: ", spec::Quoted(options.endpoint),
+                     " has no certificate to check; give --otlp-endpoint https://HOST:PORT"));
   }
-  return absl::OkStatus();
+  const absl::StatusOr<std::string> pem = PosixFileSystem()->Read(options.ca_file);
+  if (!pem.ok()) return Annotate(pem.status(), "--otlp-ca");
+  return Annotate(security::Authorities::Make(*pem, "").status(),
+                  absl::StrCat("--otlp-ca: ", options.ca_file));
 }
 
-absl::StatusOr<std::unique_ptr<TraceExporter>> TraceExporter::Start(const std::string& endpoint,
-                                                                    const std::string& version,
+absl::StatusOr<std::unique_ptr<TraceExporter>> TraceExporter::Start(const Options& options,
                                                                     Shell& shell,
                                                                     const Clock& clock,
                                                                     Logger& log) {
-  RETURN_IF_ERROR(CheckEndpoint(endpoint));
-  return std::make_unique<Exporter>(endpoint, version, shell, clock, log);
+  RETURN_IF_ERROR(Check(options));
+  ASSIGN_OR_RETURN(Collector collector, ParseEndpoint(options.endpoint));
+  return std::make_unique<Exporter>(options, std::move(collector), shell, clock, log);
 }
 
 }  // namespace muster::coordinator

@@ -52,22 +52,27 @@ class TraceBuilder {
 std::string OtlpJson(const std::vector<Span>& spans, const std::string& cluster,
                      const std::string& version);
 
-// Sends spans from a thread of its own. What the collector does not take waits, at most kSpansMax
-// spans, the oldest of which are dropped; nothing else waits for it.
+// Sends spans from a thread of its own. What the collector does not take waits, at most `spans_max`
+// spans, the oldest of which are dropped; nothing else waits for it. Dropped spans are counted by
+// Metrics::TraceSpansDropped.
 class TraceExporter {
  public:
-  static constexpr size_t kSpansMax = 10'000;
+  struct Options {
+    // "http://HOST:PORT" or "https://HOST:PORT", to whose /v1/traces spans are sent. With https the
+    // collector must have a certificate for HOST by an authority of `ca_file`.
+    std::string endpoint;
+    std::string ca_file;  // PEM; empty: the authorities of this system. Of https alone
+    std::string version;  // of this build
+    size_t spans_max = 10'000;
+  };
 
   virtual ~TraceExporter() = default;
-  // kInvalidArgument: it is not as Start wants it.
-  static absl::Status CheckEndpoint(const std::string& endpoint);
-  // `endpoint`: "http://HOST:PORT", to whose /v1/traces spans are sent. Only what ends from now on
-  // is sent; what began before is known from the events that are kept. `shell`, `clock` and `log`
-  // outlive the exporter. kInvalidArgument as of CheckEndpoint.
-  static absl::StatusOr<std::unique_ptr<TraceExporter>> Start(const std::string& endpoint,
-                                                              const std::string& version,
-                                                              Shell& shell, const Clock& clock,
-                                                              Logger& log);
+  // kInvalidArgument, kNotFound: endpoint or ca_file are not as Start wants them.
+  static absl::Status Check(const Options& options);
+  // Only what ends from now on is sent; what began before is known from the events that are kept.
+  // `shell`, `clock` and `log` outlive the exporter. Errors as of Check.
+  static absl::StatusOr<std::unique_ptr<TraceExporter>> Start(const Options& options, Shell& shell,
+                                                              const Clock& clock, Logger& log);
 };
 
 }  // namespace muster::coordinator

@@ -20,6 +20,7 @@
 #include "base/status_macros.h"
 #include "coordinator/limits.h"
 #include "coordinator/rpc/admin_service.h"
+#include "coordinator/rpc/call_log.h"
 #include "coordinator/rpc/external_scaler.h"
 #include "coordinator/rpc/job_service.h"
 #include "coordinator/rpc/worker_service.h"
@@ -31,40 +32,69 @@ namespace {
 
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
-// Measures one call with a single reply, from its arrival until its status is sent.
+// Measures one call with a single reply, from its arrival until its status is sent, and logs it
+// where it was slow or failed.
 class CallTimer : public grpc::experimental::Interceptor {
  public:
-  CallTimer(Metrics& metrics, std::string method)
-      : metrics_(metrics), method_(std::move(method)), start_(absl::Now()) {}
+  CallTimer(Metrics& metrics, CallLog& log, const grpc::ServerContextBase& context,
+            std::string method)
+      : metrics_(metrics),
+        log_(log),
+        context_(context),
+        method_(std::move(method)),
+        start_(absl::Now()) {}
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(
             grpc::experimental::InterceptionHookPoints::PRE_SEND_STATUS)) {
       // A step of the clock is no time of the call.
-      metrics_.RpcTook(method_, std::max(absl::ZeroDuration(), absl::Now() - start_));
+      const absl::Time now = absl::Now();
+      const absl::Duration took = std::max(absl::ZeroDuration(), now - start_);
+      metrics_.RpcTook(method_, took);
+      const grpc::Status status = methods->GetSendStatus();
+      if (!log_.Ignores(took, status.ok())) Log(took, status, now);
     }
     methods->Proceed();
   }
 
  private:
+  void Log(absl::Duration took, const grpc::Status& status, absl::Time now) {
+    const auto& metadata = context_.client_metadata();
+    const auto traceparent = metadata.find("traceparent");
+    log_.Ended(
+        {.method = method_,
+         .address = HostOf(context_.peer()),
+         .traceparent = traceparent == metadata.end()
+                            ? ""
+                            : std::string(traceparent->second.data(), traceparent->second.size()),
+         .took = took,
+         .status = absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                                status.error_message())},
+        now);
+  }
+
   Metrics& metrics_;
+  CallLog& log_;
+  const grpc::ServerContextBase& context_;
   const std::string method_;
   const absl::Time start_;
 };
 
 class CallTimers : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  explicit CallTimers(Metrics& metrics) : metrics_(metrics) {}
+  CallTimers(Metrics& metrics, CallLog& log) : metrics_(metrics), log_(log) {}
   // Null, so that streams are not intercepted at all.
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
     if (info->type() != grpc::experimental::ServerRpcInfo::Type::UNARY) return nullptr;
     const std::string method = info->method();  // "/muster.v1.JobService/Submit"
     if (!absl::StartsWith(method, "/muster.")) return nullptr;
-    return new CallTimer(metrics_, method.substr(method.rfind('/') + 1));
+    return new CallTimer(metrics_, log_, *info->server_context(),
+                         method.substr(method.rfind('/') + 1));
   }
 
  private:
   Metrics& metrics_;
+  CallLog& log_;
 };
 
 class GrpcServer : public RpcServer {
@@ -73,7 +103,8 @@ class GrpcServer : public RpcServer {
       : shell_(shell),
         keepalive_ms_(static_cast<int>(absl::ToInt64Milliseconds(options.keepalive))),
         tls_(options.tls),
-        slots_(options.slots) {}
+        slots_(options.slots),
+        call_log_(shell.log(), options.slow_call, options.trace_seed) {}
 
   // Reads what callers are checked with.
   absl::Status Prepare(const Options& options) {
@@ -114,7 +145,7 @@ class GrpcServer : public RpcServer {
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> timers;
-    timers.push_back(std::make_unique<CallTimers>(shell_.metrics()));
+    timers.push_back(std::make_unique<CallTimers>(shell_.metrics(), call_log_));
     builder.experimental().SetInterceptorCreators(std::move(timers));
     builder.RegisterService(job_service_.get());
     builder.RegisterService(worker_service_.get());
@@ -148,6 +179,7 @@ class GrpcServer : public RpcServer {
   const int keepalive_ms_;
   const security::TlsFiles tls_;
   Slots slots_;
+  CallLog call_log_;
   std::unique_ptr<Gate> gate_;
   std::unique_ptr<grpc::Service> job_service_;
   std::unique_ptr<grpc::Service> worker_service_;

@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_RPC_SERVER_H_
 #define MUSTER_COORDINATOR_RPC_SERVER_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -34,6 +35,9 @@ class RpcServer {
     // Empty: callers are not asked who they are. Requires: passed security::CheckServerFiles.
     security::TlsFiles tls;
     GateOptions gate;  // `tls` and `ca` are set from the files above
+    // A call with a single reply that takes so long is logged (call_log.h).
+    absl::Duration slow_call = absl::Seconds(1);
+    uint64_t trace_seed = 0;  // of the ids in these lines where the caller sent none
     // How many calls and streams are served at a time.
     Slots::Bounds slots = Slots::kDefaultBounds;
   };

@@ -69,5 +69,29 @@ TEST_F(LogTest, LevelBelow_IsNotWritten) {
   EXPECT_EQ(text_, "");
 }
 
+TEST_F(LogTest, Text_SaysTheSameOnALineForPeople) {
+  const std::shared_ptr<Logger> log =
+      Logger::ToStderr(LogLevel::kInfo, {.component = "worker", .worker = "w1"}, LogFormat::kText);
+  ::testing::internal::CaptureStderr();
+  log->Warning("a rank \"x\" ended\n\x1b[31m", {{"cause", "crash"},
+                                                {"rank", 3},
+                                                {"why", "two words\x1b"},
+                                                {"empty", ""},
+                                                {"proven", true},
+                                                {"bad", "\xff"},
+                                                {"job", "gpt-abcde"}});
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  // After the time.
+  EXPECT_EQ(text.substr(std::string("2026-11-24T13:05:01.250Z").size()),
+            " WARNING worker: a rank \"x\" ended\\n\\u001b[31m worker=w1 rank=3 job=gpt-abcde "
+            "cause=crash why=\"two words\\u001b\" empty=\"\" proven=true bad=\"\xef\xbf\xbd\"\n");
+}
+
+TEST(ParseLogFormat, KnowsTwo) {
+  EXPECT_EQ(*ParseLogFormat("json"), LogFormat::kJson);
+  EXPECT_EQ(*ParseLogFormat("text"), LogFormat::kText);
+  EXPECT_EQ(ParseLogFormat("xml").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace muster

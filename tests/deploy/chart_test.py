@@ -57,7 +57,9 @@ MATRIX = {
                             "topologySpreadConstraints": [
                                 {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone",
                                  "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}]}},
-        "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}]}},
+        "networkPolicy": {"workerEgress": [{"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]}],
+                          "coordinatorEgress": [{"ports": [{"port": 4318}], "to": [
+                              {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "tracing"}}}]}]}},
     "tls": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls", "revocations": True,
                     "accessConfigMap": "access"}},
     "tls of metrics": {"tls": {"metricsSecret": "metrics-tls", "metricsClients": True},
@@ -69,10 +71,29 @@ MATRIX = {
     "secrets of jobs": {"workerDefaults": {"secrets": {"secretName": "storage-keys"}, "allowPaths": ["/checkpoints", "/data/x"]},
                         "workers": {"cpu": {}, "research": {"secrets": {"secretName": "research-keys", "items": [
                             {"key": "hf-token", "path": "research/hf-token"}]}, "allowPaths": []}}},
+    "keda": {"keda": {"enabled": True}, "workerDefaults": {"scale": {"maxReplicas": 4}},
+             "workers": {"cpu": {}, "gpu": {**GPU, "kind": "StatefulSet", "scale": {"minReplicas": 1, "maxReplicas": 16},
+                                            "patch": {"scaledObject": {"spec": {"fallback": {
+                                                "failureThreshold": 3, "replicas": 2}}}}},
+                         "both": {"slots": 3, "gpus": 2}, "nodes": GPU}},
+    "keda with tls": {"keda": {"enabled": True, "secret": "keda-tls", "pollingSeconds": 5, "cooldownSeconds": 60},
+                      "tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls"}},
     "claim of the user": {"coordinator": {"storage": {"existingClaim": "old"}}},
 }
-# Objects of the Prometheus operator have no schema here: their required parts.
-OPERATOR = {"ScrapeConfig": ["httpSDConfigs"], "PrometheusRule": ["groups"]}
+# Objects of other operators have no schema here: their required parts. test_objects_of_keda looks closer at KEDA's.
+OPERATOR = {"ScrapeConfig": ["httpSDConfigs"], "PrometheusRule": ["groups"], "ScaledObject": ["scaleTargetRef", "triggers"],
+            "TriggerAuthentication": ["secretTargetRef"]}
+# Fields of KEDA 2 (github.com/kedacore/keda): of a ScaledObject's spec and of its scaleTargetRef from
+# apis/keda/v1alpha1/scaledobject_types.go, of a trigger from scaletriggers_types.go and scaledobject_types.go beside it, of
+# a secretTargetRef from triggerauthentication_types.go; the parameters of secrets and the metadata that KEDA itself reads
+# from pkg/scalers/external_scaler.go, which hands all metadata on to the scaler.
+KEDA_SPEC = {"scaleTargetRef", "pollingInterval", "initialCooldownPeriod", "cooldownPeriod", "idleReplicaCount",
+             "minReplicaCount", "maxReplicaCount", "advanced", "triggers", "fallback"}
+KEDA_TARGET = {"name", "apiVersion", "kind", "envSourceContainerName"}
+KEDA_TRIGGER = {"type", "name", "useCachedMetrics", "metadata", "authenticationRef", "metricType"}
+KEDA_SECRET_PARAMETERS = {"caCert", "tlsClientCert", "tlsClientKey"}
+# What the coordinator reads (coordinator/wanted_workers.h).
+SCALER_METADATA = {"workers", "device", "devicesPerWorker", "maxWorkers"}
 
 
 def pod_templates(objects):
@@ -277,6 +298,80 @@ class Chart(unittest.TestCase):
         self.assertEqual(workload["spec"]["replicas"], 0)
         self.assertNotIn("hostNetwork", workload["spec"]["template"]["spec"])
 
+    def scaled(self, name):
+        objects = chart.render(MATRIX[name])
+        return objects, {item["metadata"]["name"]: item for item in objects if item["kind"] == "ScaledObject"}
+
+    def test_objects_of_keda_have_its_fields_and_the_scalers(self):
+        for name in ("keda", "keda with tls"):
+            objects, scaled = self.scaled(name)
+            sets = {item["metadata"]["name"]: item for item in objects if item["kind"] == "StatefulSet"}
+            for item in scaled.values():
+                self.assertEqual(item["apiVersion"], "keda.sh/v1alpha1")
+                spec = item["spec"]
+                self.assertLessEqual(spec.keys(), KEDA_SPEC)
+                self.assertLessEqual(spec["scaleTargetRef"].keys(), KEDA_TARGET)
+                self.assertEqual(spec["scaleTargetRef"]["kind"], "StatefulSet")
+                self.assertLess(spec["minReplicaCount"], spec["maxReplicaCount"])
+                target = sets[spec["scaleTargetRef"]["name"]]
+                # KEDA scales it, and an upgrade of the release must not.
+                self.assertNotIn("replicas", target["spec"])
+                flags = target["spec"]["template"]["spec"]["containers"][0]["args"]
+                self.assertIn(f"--coordinator={spec['triggers'][0]['metadata']['scalerAddress']}", flags)
+                for trigger in spec["triggers"]:
+                    self.assertLessEqual(trigger.keys(), KEDA_TRIGGER)
+                    self.assertEqual((trigger["type"], trigger["metricType"]), ("external", "AverageValue"))
+                    metadata = dict(trigger["metadata"])
+                    self.assertEqual(metadata.pop("scalerAddress"), "muster-coordinator.muster.svc:7600")
+                    self.assertEqual(metadata.keys(), SCALER_METADATA)
+                    self.assertTrue(all(isinstance(value, str) for value in metadata.values()))
+                    self.assertEqual(metadata["workers"], target["metadata"]["name"])
+                    self.assertEqual(metadata["maxWorkers"], str(spec["maxReplicaCount"]))
+                # The autoscaler that KEDA makes of it.
+                for version in VERSIONS:
+                    kubernetes_validate.validate({
+                        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "keda"},
+                        "spec": {"scaleTargetRef": spec["scaleTargetRef"], "minReplicas": max(1, spec["minReplicaCount"]),
+                                 "maxReplicas": spec["maxReplicaCount"],
+                                 **spec["advanced"]["horizontalPodAutoscalerConfig"]}}, version, strict=True)
+        _, scaled = self.scaled("keda")
+        self.assertEqual(scaled.keys(), {"muster-worker-cpu", "muster-worker-gpu", "muster-worker-both"})
+        bounds = {name: (item["spec"]["minReplicaCount"], item["spec"]["maxReplicaCount"]) for name, item in scaled.items()}
+        self.assertEqual(bounds, {"muster-worker-cpu": (0, 4), "muster-worker-gpu": (1, 16), "muster-worker-both": (0, 4)})
+        devices = {name: [(t["metadata"]["device"], t["metadata"]["devicesPerWorker"]) for t in item["spec"]["triggers"]]
+                   for name, item in scaled.items()}
+        self.assertEqual(devices, {"muster-worker-cpu": [("cpu", "2")], "muster-worker-gpu": [("cuda", "8")],
+                                   "muster-worker-both": [("cpu", "3"), ("cuda", "2")]})
+        self.assertEqual(scaled["muster-worker-gpu"]["spec"]["fallback"], {"failureThreshold": 3, "replicas": 2})
+
+    def test_keda_shows_a_certificate_where_the_coordinator_asks_for_one(self):
+        objects, scaled = self.scaled("keda with tls")
+        proof = next(item for item in objects if item["kind"] == "TriggerAuthentication")
+        refs = {ref["parameter"]: (ref["name"], ref["key"]) for ref in proof["spec"]["secretTargetRef"]}
+        self.assertEqual(refs, {"caCert": ("keda-tls", "ca.crt"), "tlsClientCert": ("keda-tls", "tls.crt"),
+                                "tlsClientKey": ("keda-tls", "tls.key")})
+        self.assertEqual(refs.keys(), KEDA_SECRET_PARAMETERS)
+        for item in scaled.values():
+            self.assertEqual([t["authenticationRef"]["name"] for t in item["spec"]["triggers"]], [proof["metadata"]["name"]])
+        self.assertFalse(any("authenticationRef" in trigger for item in self.scaled("keda")[1].values()
+                             for trigger in item["spec"]["triggers"]))
+
+    def test_the_coordinator_dials_nobody_but_who_is_named(self):
+        for name, ports in (("defaults", []), ("everything", [53, 53, 4318])):
+            policy = next(item for item in chart.render(MATRIX[name])
+                          if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "muster-coordinator")
+            self.assertEqual([port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]], ports)
+
+    def test_keda_is_there_and_let_in_only_where_it_is_enabled(self):
+        for name, values, objects in self.each():
+            enabled = values.get("keda", {}).get("enabled", False)
+            self.assertEqual(any(item["kind"] == "ScaledObject" for item in objects), enabled, name)
+            if not values.get("networkPolicy", {}).get("enabled", True):
+                continue
+            policy = next(item for item in objects if item["kind"] == "NetworkPolicy" and "coordinator" in item["metadata"]["name"])
+            callers = policy["spec"]["ingress"][0]["from"]
+            self.assertEqual({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}} in callers, enabled)
+
     def test_patches_have_the_last_word(self):
         objects = chart.render(MATRIX["everything"])
         coordinator = next(item for item in objects if item["kind"] == "StatefulSet" and "coordinator" in
@@ -294,6 +389,11 @@ class Chart(unittest.TestCase):
                               ({"workers": {"cpu": {"secrets": {"secretName": "s", "items": [
                                   {"key": "k", "path": "../k"}]}}}}, "path"),
                               ({"workers": {"cpu": {"slots": 0}}}, "slots and gpus"),
+                              ({"keda": {"scalerAddress": "muster"}}, "scalerAddress"),
+                              ({"keda": {"enabled": True}, "tls": MATRIX["tls"]["tls"]}, "keda.secret"),
+                              ({"keda": {"enabled": True, "secret": "s"}}, "keda.secret"),
+                              ({"keda": {"enabled": True}, "workers": {"cpu": {"scale": {"minReplicas": 11}}}},
+                               "workers.cpu.scale"),
                               ({"workers": {"cpu": {"kind": "DaemonSet", "state": {"type": "claim"}}}}, "state.type")):
             with self.assertRaises(helm_python.HelmError) as caught:
                 chart.render(values)

@@ -94,6 +94,7 @@ absl::Status Daemon::StartServices(DaemonOutput recovered) {
   host.attempts_directory = state_->attempts();
   host.shim_binary = options_.shim_binary;
   host.rank_binary = options_.rank_binary;
+  host.rank_log_format = options_.rank_log_format;
   host.command = options_.rank_command;
   host.log = options_.log;
   host.files = options_.files;

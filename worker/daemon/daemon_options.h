@@ -43,6 +43,7 @@ struct DaemonOptions {
   spec::MachineTopology topology = {};        // of the file; its labels give way to `labels`
   std::string shim_binary;
   std::string rank_binary;
+  std::string rank_log_format;  // ProcessHostOptions::rank_log_format
   // ProcessHostOptions::command.
   std::function<std::vector<std::string>(const v1::RankAssignment&)> rank_command;
   LogLimits log;

@@ -44,6 +44,7 @@ struct Flags {
   std::string gpus = "all";
   std::vector<std::string> labels;
   std::string log_level = "info";
+  std::string log_format = "json";
   double stop_grace_s = 10;
   bool stop_ranks_on_exit = false;
   bool describe_metrics = false;
@@ -155,6 +156,11 @@ void Declare(CLI::App& app, Flags& flags) {
                "the same state directory takes them over");
   app.add_option("--log-level", flags.log_level, "debug, info, warning or error")
       ->capture_default_str();
+  app.add_option("--log-format", flags.log_format,
+                 "json (docs/logs.md), or text for people who read along; of the daemon and of its "
+                 "ranks' own lines")
+      ->check(CLI::IsMember({"json", "text"}))
+      ->capture_default_str();
   app.add_option("--log-bytes-max", flags.daemon.log.bytes_max,
                  "Bytes of one log file of a rank before the next is begun")
       ->capture_default_str()
@@ -224,8 +230,11 @@ int Serve(Flags& flags, const std::string& self) {
   flags.daemon.stop_grace = absl::Seconds(flags.stop_grace_s);
   const absl::StatusOr<LogLevel> level = ParseLogLevel(flags.log_level);
   if (!level.ok()) return Complain(std::string(level.status().message()));
+  const absl::StatusOr<LogFormat> format = ParseLogFormat(flags.log_format);
+  if (!format.ok()) return Complain(std::string(format.status().message()));
+  if (*format == LogFormat::kText) flags.daemon.rank_log_format = flags.log_format;
   const std::shared_ptr<Logger> log =
-      Logger::ToStderr(*level, {.component = "worker", .worker = flags.daemon.name});
+      Logger::ToStderr(*level, {.component = "worker", .worker = flags.daemon.name}, *format);
   const RealClock clock;
   absl::StatusOr<std::unique_ptr<metrics::PrometheusServer>> metrics =
       metrics::PrometheusServer::Start(flags.metrics, flags.daemon.metrics_tls);

@@ -253,6 +253,9 @@ absl::Status Host::Launch(const StartRank& action) {
     shim.command = {options_.shim_binary, "command", assignment_path};
   } else {
     shim.command = {options_.rank_binary, "--assignment", assignment_path};
+    if (!options_.rank_log_format.empty()) {
+      shim.command.insert(shim.command.end(), {"--log-format", options_.rank_log_format});
+    }
   }
   ASSIGN_OR_RETURN(const auto secrets, ReadSecrets(options_.files, assignment.spec()));
   int sockets[2];

@@ -27,6 +27,7 @@ struct ProcessHostOptions {
   std::string attempts_directory;
   std::string shim_binary;  // run as `BINARY shim ...`
   std::string rank_binary;
+  std::string rank_log_format;  // --log-format of the rank program; empty: its default
   // What a rank runs; empty = {rank_binary, "--assignment", RUN_DIR/assignment.pb}, or of a job
   // with a command {shim_binary, "command", RUN_DIR/assignment.pb}.
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;

@@ -25,17 +25,33 @@ time_t MonotonicSeconds() {
   return now.tv_sec;
 }
 
-// Lines like those of the daemon, whose log they are part of.
-void Log(const char* level, const char* message, int value) {
+// Whether the daemon is told --log-format text, by one word or two.
+bool WantsText(const std::vector<std::string>& arguments) {
+  bool text = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].rfind("--log-format=", 0) == 0) text = arguments[i] == "--log-format=text";
+    if (arguments[i] == "--log-format" && i + 1 < arguments.size())
+      text = arguments[i + 1] == "text";
+  }
+  return text;
+}
+
+// Lines like those of the daemon, whose log they are part of (docs/logs.md).
+void LogError(bool text, const char* message, int status) {
   char time[32] = "";
   const time_t now = ::time(nullptr);
   tm utc = {};
   ::gmtime_r(&now, &utc);
   ::strftime(time, sizeof(time), "%Y-%m-%dT%H:%M:%S.000Z", &utc);
-  std::fprintf(stderr,
-               "{\"time\":\"%s\",\"level\":\"%s\",\"message\":\"%s\",\"component\":\"supervisor\","
-               "\"value\":%d}\n",
-               time, level, message, value);
+  if (text) {
+    std::fprintf(stderr, "%s ERROR supervisor: %s status=%d\n", time, message, status);
+    return;
+  }
+  std::fprintf(
+      stderr,
+      "{\"time\":\"%s\",\"level\":\"error\",\"component\":\"supervisor\",\"message\":\"%s\","
+      "\"fields\":{\"status\":%d}}\n",
+      time, message, status);
 }
 
 pid_t Start(const std::string& program, const std::vector<std::string>& arguments,
@@ -67,6 +83,7 @@ int Supervise(const std::string& program, const std::vector<std::string>& argume
   for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) sigaddset(&waited, signal);
   ::sigprocmask(SIG_BLOCK, &waited, &before);
 
+  const bool text = WantsText(arguments);
   bool stopping = false;
   time_t delay = kDelayMin;
   time_t started = MonotonicSeconds();
@@ -90,7 +107,7 @@ int Supervise(const std::string& program, const std::vector<std::string>& argume
       const time_t now = MonotonicSeconds();
       delay = now - started < kSoon ? std::min(2 * delay, kDelayMax) : kDelayMin;
       start_at = now + delay;
-      Log("error", "the daemon ended; its ranks train on, and it is started again", last_status);
+      LogError(text, "the daemon ended; its ranks train on, and it is started again", last_status);
     }
     if (daemon > 0) continue;
     if (stopping) return last_status;

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "base/log.h"
 #include "base/metrics.h"
 #include "worker/rank/checkpoint_tools.h"
 #include "worker/rank/convert_tool.h"
@@ -24,6 +25,7 @@ int Report(const absl::Status& status) {
 // What the command line asks for. A subcommand that was not given is not parsed().
 struct Flags {
   std::string assignment;
+  std::string log_format = "json";
   bool describe_metrics = false;
   CLI::App* sample = nullptr;
   SampleArguments sampling;
@@ -103,6 +105,9 @@ int Main(int argc, char** argv) {
       "muster-rank");
   Flags flags;
   app.add_option("--assignment", flags.assignment, "file with the RankAssignment to carry out");
+  app.add_option("--log-format", flags.log_format, "of --assignment: json (docs/logs.md) or text")
+      ->check(CLI::IsMember({"json", "text"}))
+      ->capture_default_str();
   app.add_flag("--describe-metrics", flags.describe_metrics, "print the metrics of a rank and end");
   app.set_version_flag("--version", std::string("muster-rank ") + MUSTER_VERSION);
   app.require_subcommand(0, 1);
@@ -125,7 +130,7 @@ int Main(int argc, char** argv) {
     std::cerr << app.help();
     return kExitUsage;
   }
-  return RunRank(flags.assignment);
+  return RunRank(flags.assignment, ParseLogFormat(flags.log_format).value_or(LogFormat::kJson));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ Ending EndingOf(const absl::StatusOr<Ending>& trained) {
 
 }  // namespace
 
-int RunRank(const std::string& path) {
+int RunRank(const std::string& path, LogFormat format) {
   const absl::StatusOr<v1::RankAssignment> assignment = ReadAssignment(path);
   if (!assignment.ok()) {
     std::cerr << "muster-rank: " << assignment.status().message() << std::endl;
@@ -114,12 +114,13 @@ int RunRank(const std::string& path) {
       {.address = assignment->address(), .host_id = assignment->host_id()});
   ExitReporter exit(assignment->run_directory());
   StopSignals signals(exit);
-  const std::shared_ptr<Logger> logger =
-      Logger::ToStderr(LogLevel::kInfo, {.component = "rank",
-                                         .worker = assignment->worker(),
-                                         .job = assignment->job_id(),
-                                         .epoch = assignment->epoch(),
-                                         .rank = assignment->rank()});
+  const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo,
+                                                          {.component = "rank",
+                                                           .worker = assignment->worker(),
+                                                           .job = assignment->job_id(),
+                                                           .epoch = assignment->epoch(),
+                                                           .rank = assignment->rank()},
+                                                          format);
 
   const std::unique_ptr<metrics::Registry> discard = metrics::DiscardRegistry();
   const auto server = TryToServeMetrics(*assignment, *logger);

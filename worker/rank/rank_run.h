@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "base/log.h"
 #include "worker/rank/rank_exit.h"
 
 namespace muster::worker {
@@ -15,11 +16,12 @@ namespace muster::worker {
 // done; at the next step boundary after SIGTERM or when its daemon asks; at once when SIGTERM comes
 // before training or a second time, or when the attempt is over; and when the engine fails, which
 // includes a collective that fails because a peer has ended. It may be killed at any instruction:
-// only committed checkpoints count. Lines for people go to stdout, JSON logs to stderr.
+// only committed checkpoints count. Lines for people go to stdout, the log to stderr in
+// `format`.
 //
 // Must be called on the main thread before any other thread exists, because it blocks signals for
 // all threads.
-int RunRank(const std::string& path);
+int RunRank(const std::string& path, LogFormat format);
 
 }  // namespace muster::worker
 

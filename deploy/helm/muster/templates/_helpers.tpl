@@ -103,7 +103,7 @@ readinessProbe:
 {{- define "muster.over" -}}
 {{- $result := deepCopy .defaults }}
 {{- range $key, $value := .own }}
-{{- if and (kindIs "map" $value) (has $key (list "image" "state" "rdma" "secrets" "patch")) }}
+{{- if and (kindIs "map" $value) (has $key (list "image" "state" "rdma" "secrets" "scale" "patch")) }}
 {{- $merged := deepCopy (index $result $key) }}
 {{- range $k, $v := $value }}{{ $_ := set $merged $k $v }}{{ end }}
 {{- $_ := set $result $key $merged }}
