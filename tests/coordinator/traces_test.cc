@@ -19,7 +19,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -211,7 +210,7 @@ class DroppedSpans : public metrics::Registry {
 
   const std::unique_ptr<metrics::Registry> others_ = metrics::DiscardRegistry();
   Mutex mutex_;
-  std::map<std::string, std::unique_ptr<Counter>> counters_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<Counter>> counters_;  // guarded by mutex_
 };
 
 // A port of loopback on which nobody listens, for as long as this lives.
