@@ -3,10 +3,12 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -270,13 +272,37 @@ std::string ReplaceIllFormedBytes(absl::string_view text) {
   return valid;
 }
 
+namespace {
+
+// What Unicode 15.1, 16 and 17 have added to those that extend a grapheme (Grapheme_Cluster_Break
+// Extend and SpacingMark): the data of Debian 12's utf8proc is of version 15, that of tokenizers
+// 0.23 of 17. Both ends of a range are in it.
+constexpr std::array<std::pair<uint32_t, uint32_t>, 20> kAddedExtenders = {{
+    {0x897, 0x897},     {0x1acf, 0x1add},   {0x1ae0, 0x1aeb},   {0x10d69, 0x10d6d},
+    {0x10efa, 0x10efc}, {0x113b8, 0x113c0}, {0x113c2, 0x113c2}, {0x113c5, 0x113c5},
+    {0x113c7, 0x113ca}, {0x113cc, 0x113d0}, {0x113d2, 0x113d2}, {0x113e1, 0x113e2},
+    {0x11b60, 0x11b67}, {0x11f5a, 0x11f5a}, {0x1611e, 0x1612f}, {0x1e5ee, 0x1e5ef},
+    {0x1e6e3, 0x1e6e3}, {0x1e6e6, 0x1e6e6}, {0x1e6ee, 0x1e6ef}, {0x1e6f5, 0x1e6f5},
+}};
+
+// The code point, or an old one of the same kind.
+utf8proc_int32_t KnownToLibrary(uint32_t point) {
+  constexpr utf8proc_int32_t kExtender = 0x300;
+  const auto* const range = std::find_if(kAddedExtenders.begin(), kAddedExtenders.end(),
+                                         [point](const auto& one) { return point <= one.second; });
+  const bool added = range != kAddedExtenders.end() && point >= range->first;
+  return added ? kExtender : static_cast<utf8proc_int32_t>(point);
+}
+
+}  // namespace
+
 size_t FirstGrapheme(absl::string_view text) {
   CodePoint last = DecodeUtf8(text.data());
   auto bytes = static_cast<size_t>(last.bytes);
   for (utf8proc_int32_t state = 0; bytes < text.size();) {
     const CodePoint next = DecodeUtf8(text.data() + bytes);
-    if (utf8proc_grapheme_break_stateful(static_cast<utf8proc_int32_t>(last.value),
-                                         static_cast<utf8proc_int32_t>(next.value), &state)) {
+    if (utf8proc_grapheme_break_stateful(KnownToLibrary(last.value), KnownToLibrary(next.value),
+                                         &state)) {
       break;
     }
     bytes += static_cast<size_t>(next.bytes);

@@ -223,6 +223,16 @@ TEST_F(TokenizerFile, BrokenUtf8_IsReadAsReplacementCharacters) {
             IdsOf(Get("llama2.model"), "a\xef\xbf\xbd\xef\xbf\xbd b"));
 }
 
+// Marks of Unicode 16 and 17 are no graphemes of their own: a normalizer that replaces short
+// graphemes drops them with what they stand on.
+TEST_F(TokenizerFile, MarksThatUnicodeHasAddedLately_ExtendGraphemes) {
+  EXPECT_EQ(FirstGrapheme("\u00bd\u1ae3u"), 5u);
+  EXPECT_EQ(FirstGrapheme("\u00bd\u0301u"), 4u);
+  EXPECT_EQ(FirstGrapheme("A\u0897\U00010efa"), 8u);
+  EXPECT_EQ(FirstGrapheme("A\u1adeb"), 1u);  // not assigned
+  EXPECT_EQ(FirstGrapheme("\r\u1ae3"), 1u);
+}
+
 TEST_F(TokenizerFile, WordsOfAMillionBytesAndRunsOfSpaces_AreEncoded) {
   for (const char* name : {"gpt2.json", "llama3.json", "o200k.json", "llama2.json"}) {
     const Tokenizer& tokenizer = Get(name);
