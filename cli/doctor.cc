@@ -370,7 +370,7 @@ absl::StatusOr<MachineFacts> GatherFacts(const DoctorOptions& options) {
   facts.now = absl::Now();
   if (options.tls.any()) facts.tls = LookAtTls(options.tls);
   facts.job_user = options.job_user.user;
-  facts.job_user_state = worker::CheckJobUser(options.job_user);
+  facts.job_user_state = security::CheckJobUser(options.job_user);
   if (facts.job_user.empty() && !facts.job_user_state.ok()) facts.job_user = "(none)";
   AskDriver(facts);
   if (facts.driver.ok()) {

@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "base/network.h"
 #include "cli/output.h"
+#include "security/accounts.h"
 #include "security/tls_files.h"
-#include "worker/daemon/accounts.h"
 
 namespace muster::cli {
 
@@ -61,10 +61,10 @@ struct MachineFacts {
 };
 
 struct DoctorOptions {
-  std::string directory;           // whose disk is timed, by writing to it
-  std::string ports;               // "7600,9070,20000-20999": to listen on; empty: none
-  security::TlsFiles tls;          // none: not looked at
-  worker::JobUserPolicy job_user;  // none: not looked at
+  std::string directory;             // whose disk is timed, by writing to it
+  std::string ports;                 // "7600,9070,20000-20999": to listen on; empty: none
+  security::TlsFiles tls;            // none: not looked at
+  security::JobUserPolicy job_user;  // none: not looked at
 };
 
 // Looks at this machine. What needs the coordinator is left to the caller. kInvalidArgument:

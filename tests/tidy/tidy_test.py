@@ -37,7 +37,7 @@ MAY_INCLUDE = {
 # Third-party header pattern -> path patterns that may include it.
 ONLY_IN = {
     r"^(grpcpp|grpc)/|\.grpc\.pb\.h$": r"^(coordinator/(rpc/|main\.cc)|worker/daemon/|worker/rank/daemon_client|cli/|security/credentials)",
-    r"^openssl/": r"^security/",
+    r"^openssl/": r"^(security/|base/metrics_prometheus\.cc$)",
     r"^jwt\.h$": r"^security/jwt\.cc$",
     r"^rocksdb/": r"^coordinator/store/",
     r"^(cuda|cublas|cudnn|nvml|cupti|curand)": r"^(kernels/|parallel/comm/(nccl|peer_))",

@@ -13,9 +13,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "security/accounts.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
-#include "worker/daemon/accounts.h"
 #include "worker/daemon/run_files.h"
 
 namespace muster::worker {
@@ -44,8 +44,8 @@ std::string Read(const std::string& path) {
 }
 
 // An account with the ids of this process, so that no test needs to be root.
-Account Own() {
-  Account account;
+security::Account Own() {
+  security::Account account;
   account.name = "me";
   account.uid = ::geteuid();
   account.gid = ::getegid();
@@ -134,7 +134,7 @@ TEST_F(RankFilesTest, PipesAndFilesWithoutEndHoldUpNobody) {
 
 TEST_F(RankFilesTest, FilesOfOthersDoNotCount) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-  Account other = Own();
+  security::Account other = Own();
   other.uid = other.gid = 64199;
   other.groups = {64199};
   ASSERT_EQ(::chmod(directory_.path().c_str(), 0711), 0);
@@ -149,7 +149,7 @@ TEST_F(RankFilesTest, FilesOfOthersDoNotCount) {
   ASSERT_OK(files.Write("/assignment.pb", "its own"));
   EXPECT_THAT(files.Read("/assignment.pb", kAny), IsOkAndHolds("its own"));
   // Another account does not get it.
-  Account third = other;
+  security::Account third = other;
   third.uid = 64198;
   EXPECT_THAT(MakeRankDirectory(run_, users_, "job.e1/rank-0", third),
               StatusIs(absl::StatusCode::kFailedPrecondition));
@@ -157,7 +157,7 @@ TEST_F(RankFilesTest, FilesOfOthersDoNotCount) {
 
 TEST_F(RankFilesTest, AnAccountThatCannotReachItsDirectoryIsToldWhy) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-  Account other = Own();
+  security::Account other = Own();
   other.uid = other.gid = 64199;
   other.groups = {64199};
   ASSERT_EQ(::chmod(users_.c_str(), 0700), 0);
@@ -167,18 +167,18 @@ TEST_F(RankFilesTest, AnAccountThatCannotReachItsDirectoryIsToldWhy) {
 
 TEST_F(RankFilesTest, ActingAsAnAccountIsForTheThreadAndItsTime) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
-  Account other = Own();
+  security::Account other = Own();
   other.name = "other";
   other.uid = other.gid = 64199;
   other.groups = {64199};
   ASSERT_EQ(::chmod(hidden_.c_str(), 0600), 0);
   ASSERT_EQ(::chmod(directory_.path().c_str(), 0711), 0);
   {
-    const ActAs as(other);
+    const security::ActAs as(other);
     EXPECT_FALSE(std::ifstream(hidden_).is_open());
   }
   EXPECT_TRUE(std::ifstream(hidden_).is_open());
-  const ActAs nobody(std::nullopt);
+  const security::ActAs nobody(std::nullopt);
   EXPECT_TRUE(std::ifstream(hidden_).is_open());
 }
 
@@ -199,39 +199,39 @@ TEST_F(RankFilesTest, ATreeIsRemovedThroughNoLink_AndToABoundedDepth) {
 }
 
 TEST(AccountMapTest, LinesNameIdentitiesAndAccounts) {
-  EXPECT_THAT(ParseAccountMap("# remark\n\nalice@example.org  alice # her\n*\tguest\r\n"),
+  EXPECT_THAT(security::ParseAccountMap("# remark\n\nalice@example.org  alice # her\n*\tguest\r\n"),
               IsOkAndHolds(ElementsAre(Pair("*", "guest"), Pair("alice@example.org", "alice"))));
-  EXPECT_THAT(ParseAccountMap("alice\n"),
+  EXPECT_THAT(security::ParseAccountMap("alice\n"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 1")));
-  EXPECT_THAT(ParseAccountMap("\na b c"),
+  EXPECT_THAT(security::ParseAccountMap("\na b c"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 2")));
-  EXPECT_THAT(ParseAccountMap("a b\na c"),
+  EXPECT_THAT(security::ParseAccountMap("a b\na c"),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a is twice here")));
-  EXPECT_THAT(ParseAccountMap("a \x01z"), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(security::ParseAccountMap("a \x01z"), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST(JobUserTest, WithoutTheFlagRanksAreTheDaemons) {
-  EXPECT_OK(CheckJobUser({}));
-  const auto account = AccountOf({}, "alice");
+  EXPECT_OK(security::CheckJobUser({}));
+  const auto account = security::AccountOf({}, "alice");
   ASSERT_OK(account);
   EXPECT_FALSE(account->has_value());
-  JobUserPolicy policy;
+  security::JobUserPolicy policy;
   policy.map_file = "/etc/accounts";
-  EXPECT_THAT(CheckJobUser(policy), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(security::CheckJobUser(policy), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST(JobUserTest, AccountsAreRefusedByName) {
-  JobUserPolicy policy;
-  policy.user = kJobUserOwner;
-  EXPECT_THAT(AccountOf(policy, ""),
+  security::JobUserPolicy policy;
+  policy.user = security::kJobUserOwner;
+  EXPECT_THAT(security::AccountOf(policy, ""),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("the job has no owner")));
-  EXPECT_THAT(AccountOf(policy, "no-such-user-here"),
+  EXPECT_THAT(security::AccountOf(policy, "no-such-user-here"),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("account no-such-user-here of")));
-  EXPECT_THAT(AccountOf(policy, "root"), StatusIs(absl::StatusCode::kPermissionDenied));
-  EXPECT_THAT(AccountOf(policy, "daemon"),
+  EXPECT_THAT(security::AccountOf(policy, "root"), StatusIs(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(security::AccountOf(policy, "daemon"),
               StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("--job-uid-min 1000")));
   policy.user = "daemon";  // one account for all may be a system's own
-  const auto account = AccountOf(policy, "alice");
+  const auto account = security::AccountOf(policy, "alice");
   ASSERT_OK(account);
   EXPECT_EQ((*account)->uid, 1u);
 }

@@ -37,7 +37,7 @@ class RankServerTest : public ::testing::Test {
     for (const std::string job : {"mine", "others"}) {
       std::filesystem::create_directories(RunDirectory(job));
     }
-    Account own;
+    security::Account own;
     own.name = "me";
     own.uid = ::geteuid();
     own.gid = ::getegid();

@@ -38,7 +38,7 @@ absl::Status CheckOptions(const DaemonOptions& options) {
           absl::StrCat("--allow-path: '", path, "' is not an absolute path"));
     }
   }
-  RETURN_IF_ERROR(CheckJobUser(options.user));
+  RETURN_IF_ERROR(security::CheckJobUser(options.user));
   // A flag that names nothing of this machine is a mistake. Without one the route to the
   // coordinator decides, which need not be there yet.
   if (!options.address.address.empty() || !options.address.interface.empty()) {

@@ -13,8 +13,8 @@
 #include "base/metrics.h"
 #include "muster/v1/rank.pb.h"
 #include "proto/spec/topology_file.h"
+#include "security/accounts.h"
 #include "security/tls_files.h"
-#include "worker/daemon/accounts.h"
 #include "worker/daemon/gpus.h"
 #include "worker/daemon/job_files.h"
 #include "worker/daemon/log_files.h"
@@ -48,7 +48,7 @@ struct DaemonOptions {
   std::function<std::vector<std::string>(const v1::RankAssignment&)> rank_command;
   LogLimits log;
   JobFilePolicy files;
-  JobUserPolicy user;
+  security::JobUserPolicy user;
   absl::Duration stop_grace = absl::Seconds(10);
   // Called once, on the daemon's loop, for a failure that the daemon cannot go on from.
   std::function<void(absl::Status)> on_fatal;

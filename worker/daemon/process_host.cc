@@ -159,14 +159,15 @@ void Host::Prepare(const PrepareAttempt& action) {
 absl::Status Host::PrepareRank(const v1::RankAssignment& rank, v1::Cause& cause) {
   const std::string on_worker = absl::StrCat("worker ", options_.worker);
   cause = v1::CAUSE_USER_ERROR;
-  const absl::StatusOr<std::optional<Account>> account = AccountOf(options_.user, rank.owner());
+  const absl::StatusOr<std::optional<security::Account>> account =
+      security::AccountOf(options_.user, rank.owner());
   if (!account.ok()) return Annotate(account.status(), on_worker);
   if (const auto secrets = ReadSecrets(options_.files, rank.spec()); !secrets.ok()) {
     return Annotate(secrets.status(), on_worker);
   }
   {
     // What the daemon may see beyond the account is not told.
-    const ActAs as(*account);
+    const security::ActAs as(*account);
     const std::string& working = rank.spec().working_directory();
     struct stat info = {};
     if (!working.empty() &&
@@ -213,8 +214,8 @@ absl::Status Host::Launch(const StartRank& action) {
   v1::RankAssignment assignment = action.assignment;
   std::string assignment_path = run_directory + kAssignmentFile;
   RETURN_IF_ERROR(files->WriteAtomically(assignment_path, assignment.SerializeAsString()));
-  ASSIGN_OR_RETURN(const std::optional<Account> account,
-                   AccountOf(options_.user, assignment.owner()));
+  ASSIGN_OR_RETURN(const std::optional<security::Account> account,
+                   security::AccountOf(options_.user, assignment.owner()));
   ShimOptions shim;
   if (account.has_value()) {
     RETURN_IF_ERROR(MakeRankDirectory(run_directory, options_.users_directory,
@@ -243,7 +244,7 @@ absl::Status Host::Launch(const StartRank& action) {
     shim.working_directory = assignment.run_directory();
   } else {
     // Where its links led when it was allowed.
-    const ActAs as(account);
+    const security::ActAs as(account);
     ASSIGN_OR_RETURN(shim.working_directory, AllowedPath(options_.files, shim.working_directory));
   }
   shim.log = options_.log;

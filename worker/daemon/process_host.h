@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "worker/daemon/accounts.h"
+#include "security/accounts.h"
 #include "worker/daemon/core/events.h"
 #include "worker/daemon/job_files.h"
 #include "worker/daemon/log_files.h"
@@ -33,7 +33,7 @@ struct ProcessHostOptions {
   std::function<std::vector<std::string>(const v1::RankAssignment&)> command;
   LogLimits log;
   JobFilePolicy files;
-  JobUserPolicy user;
+  security::JobUserPolicy user;
   // Where accounts of ranks have their directories: STATE/users.
   std::string users_directory;
   // Makes the socket of the daemon for ranks of this account, if there is none yet, and returns its

@@ -42,7 +42,7 @@ absl::Status MakePassage(const std::string& path) {
 }
 
 // Its parent is the daemon's, so that nobody can put something else in its place.
-absl::Status MakeOwned(const std::string& path, const Account& account) {
+absl::Status MakeOwned(const std::string& path, const security::Account& account) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Failed("make", path, errno);
   const UniqueFd made(::open(path.c_str(), kDirectory));
   struct stat info = {};
@@ -97,7 +97,7 @@ std::string RankDirectory(const std::string& run_directory) {
 }
 
 absl::Status MakeRankDirectory(const std::string& run_directory, const std::string& users,
-                               const std::string& name, const Account& account) {
+                               const std::string& name, const security::Account& account) {
   const std::string home = absl::StrCat(users, "/", account.uid);
   const std::string target = absl::StrCat(home, "/run/", name);
   RETURN_IF_ERROR(MakePassage(home));
@@ -110,7 +110,7 @@ absl::Status MakeRankDirectory(const std::string& run_directory, const std::stri
     return absl::FailedPreconditionError(
         absl::StrCat(link, " is there already, and does not lead to ", target));
   }
-  const ActAs as(account);
+  const security::ActAs as(account);
   const UniqueFd reached(::open(target.c_str(), kDirectory));
   if (!reached.valid()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -120,7 +120,8 @@ absl::Status MakeRankDirectory(const std::string& run_directory, const std::stri
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> MakeCacheDirectory(const std::string& users, const Account& account) {
+absl::StatusOr<std::string> MakeCacheDirectory(const std::string& users,
+                                               const security::Account& account) {
   const std::string home = absl::StrCat(users, "/", account.uid);
   RETURN_IF_ERROR(MakePassage(home));
   RETURN_IF_ERROR(MakeOwned(home + "/cache", account));

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "worker/daemon/accounts.h"
+#include "security/accounts.h"
 #include "worker/daemon/proc.h"
 
 namespace muster::worker {
@@ -32,9 +32,10 @@ std::string RankDirectory(const std::string& run_directory);
 // `users` is STATE/users; `name` is RunDirectoryName. kFailedPrecondition: the account cannot reach
 // it, or it is another account's.
 absl::Status MakeRankDirectory(const std::string& run_directory, const std::string& users,
-                               const std::string& name, const Account& account);
+                               const std::string& name, const security::Account& account);
 // A directory of the account's, of mode 0700, at STATE/users/<uid>/cache.
-absl::StatusOr<std::string> MakeCacheDirectory(const std::string& users, const Account& account);
+absl::StatusOr<std::string> MakeCacheDirectory(const std::string& users,
+                                               const security::Account& account);
 
 // Thread: one. Names begin with a slash, as in worker/run_directory/run_directory.h.
 class RankFiles {

@@ -25,7 +25,7 @@
 #include "base/proc.h"
 #include "base/status_macros.h"
 #include "muster/v1/daemon_state.pb.h"
-#include "worker/daemon/accounts.h"
+#include "security/accounts.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/run_files.h"
 
@@ -88,7 +88,7 @@ struct Pipe {
            (user.has_value() ? user->directory : options.run_directory).c_str(), 1);
   bool ready = true;
   if (user.has_value()) {
-    ready = BecomeAccount(user->uid, user->gid, user->groups);
+    ready = security::BecomeAccount(user->uid, user->gid, user->groups);
     // The kernel forgets this with a change of the user.
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != shim) ::_exit(127);

@@ -28,7 +28,7 @@ bool IsOfTheDaemon(const std::string& name) {
 // Libraries size their thread pools from these; without them each rank would take every core.
 std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment,
                                          const std::map<std::string, std::string>& secrets,
-                                         const std::optional<Account>& account) {
+                                         const std::optional<security::Account>& account) {
   const std::string threads = absl::StrCat(assignment.threads());
   std::map<std::string, std::string> ours = {
       {"OMP_NUM_THREADS", threads},
@@ -69,7 +69,7 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
                                 const v1::RankAssignment& assignment,
                                 const std::map<std::string, std::string>& secrets,
-                                const std::optional<Account>& account) {
+                                const std::optional<security::Account>& account) {
   const std::vector<std::string> environment = RankEnvironment(assignment, secrets, account);
   std::vector<std::string> arguments = ShimArguments(shim);
   arguments.insert(arguments.begin(), binary);

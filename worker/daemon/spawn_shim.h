@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "muster/v1/rank.pb.h"
-#include "worker/daemon/accounts.h"
+#include "security/accounts.h"
 #include "worker/daemon/shim.h"
 
 namespace muster::worker {
@@ -25,7 +25,7 @@ namespace muster::worker {
 absl::StatusOr<pid_t> SpawnShim(const std::string& binary, const ShimOptions& shim, int socket,
                                 const v1::RankAssignment& assignment,
                                 const std::map<std::string, std::string>& secrets,
-                                const std::optional<Account>& account);
+                                const std::optional<security::Account>& account);
 
 }  // namespace muster::worker
 

@@ -6,11 +6,11 @@
 #include "base/check.h"
 #include "muster/v1/rank.pb.h"
 #include "proto/spec/command_variables.h"
+#include "security/accounts.h"
 #include "security/certificates.h"
 #include "tests/fuzz/targets/targets.h"
 #include "worker/command/environment.h"
 #include "worker/command/progress_file.h"
-#include "worker/daemon/accounts.h"
 #include "worker/daemon/shim.h"
 
 namespace muster::fuzz {
@@ -21,14 +21,14 @@ void WorkerText(const std::string& bytes) {
   const std::string text = bytes.substr(1);
   switch (bytes[0] % 6) {
     case 0: {
-      const auto map = worker::ParseAccountMap(text);
+      const auto map = security::ParseAccountMap(text);
       if (!map.ok()) break;
       std::string again;
       for (const auto& [identity, account] : *map) {
         CHECK(!identity.empty() && !account.empty());
         absl::StrAppend(&again, identity, " ", account, "\n");
       }
-      const auto twice = worker::ParseAccountMap(again);
+      const auto twice = security::ParseAccountMap(again);
       CHECK(twice.ok() && *twice == *map) << text;
       break;
     }

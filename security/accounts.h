@@ -1,7 +1,7 @@
 // The Unix accounts of this machine as which ranks run, where they do not run as the daemon's own
 // user (--job-user, docs/security.md).
-#ifndef MUSTER_WORKER_DAEMON_ACCOUNTS_H_
-#define MUSTER_WORKER_DAEMON_ACCOUNTS_H_
+#ifndef MUSTER_SECURITY_ACCOUNTS_H_
+#define MUSTER_SECURITY_ACCOUNTS_H_
 
 #include <sys/types.h>
 
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace muster::worker {
+namespace muster::security {
 
 struct Account {
   std::string name;
@@ -75,6 +75,6 @@ class ActAs {
 // why, and the process must end.
 bool BecomeAccount(uid_t uid, gid_t gid, const std::vector<gid_t>& groups);
 
-}  // namespace muster::worker
+}  // namespace muster::security
 
-#endif  // MUSTER_WORKER_DAEMON_ACCOUNTS_H_
+#endif  // MUSTER_SECURITY_ACCOUNTS_H_

@@ -1,4 +1,4 @@
-#include "worker/daemon/accounts.h"
+#include "security/accounts.h"
 
 #include <fcntl.h>
 #include <grp.h>
@@ -27,7 +27,7 @@
 #include "base/proc.h"
 #include "base/status_macros.h"
 
-namespace muster::worker {
+namespace muster::security {
 namespace {
 
 constexpr size_t kMapBytesMax = 4 << 20;
@@ -286,4 +286,4 @@ bool BecomeAccount(uid_t uid, gid_t gid, const std::vector<gid_t>& groups) {
   return true;
 }
 
-}  // namespace muster::worker
+}  // namespace muster::security
