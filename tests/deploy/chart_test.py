@@ -42,6 +42,11 @@ MATRIX = {
                                   "rules": {"enabled": True, "labels": {"release": "prometheus"},
                                             "runbookUrl": "https://runbooks.example.org/"},
                                   "dashboards": {"enabled": True}}},
+    "monitors": {"clusterId": "prod", "workers": {"cpu": {}, "gpu": GPU},
+                 "monitoring": {"scrape": {"enabled": True, "kind": "Monitors", "labels": {"release": "prometheus"}}}},
+    "monitors of metrics with tls": {
+        "clusterId": "prod", "tls": {"metricsSecret": "metrics-tls", "metricsClients": True},
+        "monitoring": {"scrape": {"enabled": True, "kind": "Monitors", "tlsSecret": "prometheus-tls"}}},
     "everything": {
         "image": {"repository": "registry.example.org/ml/muster", "tag": "1.2.3", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}], "clusterId": "prod", "commonLabels": {"team": "ml"},
@@ -82,7 +87,16 @@ MATRIX = {
 }
 # Objects of other operators have no schema here: their required parts. test_objects_of_keda looks closer at KEDA's.
 OPERATOR = {"ScrapeConfig": ["httpSDConfigs"], "PrometheusRule": ["groups"], "ScaledObject": ["scaleTargetRef", "triggers"],
-            "TriggerAuthentication": ["secretTargetRef"]}
+            "TriggerAuthentication": ["secretTargetRef"], "ServiceMonitor": ["endpoints", "selector"],
+            "PodMonitor": ["podMetricsEndpoints", "selector"]}
+# Fields of the Prometheus operator (github.com/prometheus-operator/prometheus-operator), of those that this chart uses: an
+# endpoint has the same ones in a ServiceMonitor and a PodMonitor (Endpoint of pkg/apis/monitoring/v1/types.go,
+# PodMetricsEndpoint of podmonitor_types.go), and so has their TLS (SafeTLSConfig of types.go). A relabeling is RelabelConfig
+# there; those of an endpoint run after the operator's own, which set `job` and MONITOR_LABELS.
+ENDPOINT = {"port", "interval", "scheme", "tlsConfig", "relabelings"}
+SAFE_TLS = {"ca", "cert", "keySecret", "serverName"}
+RELABELING = {"sourceLabels", "separator", "targetLabel", "regex", "modulus", "replacement", "action"}
+MONITOR_LABELS = {"namespace", "pod", "container", "endpoint", "service"}
 # Fields of KEDA 2 (github.com/kedacore/keda): of a ScaledObject's spec and of its scaleTargetRef from
 # apis/keda/v1alpha1/scaledobject_types.go, of a trigger from scaletriggers_types.go and scaledobject_types.go beside it, of
 # a secretTargetRef from triggerauthentication_types.go; the parameters of secrets and the metadata that KEDA itself reads
@@ -102,6 +116,20 @@ def pod_templates(objects):
             yield item, item["spec"]["template"]
         elif item["kind"] == "Pod":
             yield item, item
+
+
+def relabelled(labels, rules):
+    """What Prometheus makes of a target's labels, as far as this chart's relabelings go."""
+    labels = dict(labels)
+    for rule in rules:
+        pattern = re.compile(rule.get("regex", "(.*)"))
+        if rule.get("action", "replace") == "labeldrop":
+            labels = {name: value for name, value in labels.items() if not pattern.fullmatch(name)}
+            continue
+        match = pattern.fullmatch(";".join(labels.get(name, "") for name in rule.get("sourceLabels", [])))
+        if match:
+            labels[rule["targetLabel"]] = match.expand(rule.get("replacement", "$1").replace("$", "\\"))
+    return {name: value for name, value in labels.items() if not name.startswith("__")}
 
 
 class Chart(unittest.TestCase):
@@ -280,6 +308,51 @@ class Chart(unittest.TestCase):
             self.assertEqual(config["ca"]["secret"], {"name": "prometheus-tls", "key": "ca.crt"})
             self.assertEqual(config["keySecret"], {"name": "prometheus-tls", "key": "tls.key"})
 
+    def test_monitors_find_coordinator_and_daemons_with_the_labels_of_targets(self):
+        objects = chart.render(MATRIX["monitors"])
+        self.assertFalse(any(item["kind"] == "ScrapeConfig" for item in objects))
+        monitors = {item["kind"]: item for item in objects if item["kind"] in ("ServiceMonitor", "PodMonitor")}
+        for item in monitors.values():
+            self.assertEqual(item["apiVersion"], "monitoring.coreos.com/v1")
+            self.assertEqual(item["metadata"]["labels"]["release"], "prometheus")
+            endpoints = item["spec"].get("endpoints") or item["spec"]["podMetricsEndpoints"]
+            self.assertEqual([(e["port"], e["scheme"], e["interval"]) for e in endpoints], [("metrics", "http", "15s")])
+            self.assertLessEqual(endpoints[0].keys(), ENDPOINT)
+            for rule in endpoints[0]["relabelings"]:
+                self.assertLessEqual(rule.keys(), RELABELING)
+        chosen = monitors["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items()
+        services = [item for item in objects if item["kind"] == "Service" and chosen <= item["metadata"]["labels"].items()]
+        self.assertEqual([service["metadata"]["name"] for service in services], ["muster-coordinator"])
+        self.assertIn("metrics", [port["name"] for port in services[0]["spec"]["ports"]])
+        chosen = monitors["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
+        pods = [item["metadata"]["name"] for item, template in pod_templates(objects)
+                if chosen <= template["metadata"]["labels"].items()]
+        self.assertEqual(sorted(pods), ["muster-worker-cpu", "muster-worker-gpu"])
+        found = {"job": "j", **{name: "x" for name in MONITOR_LABELS}, "__meta_kubernetes_pod_name": "muster-worker-0",
+                 "__meta_kubernetes_pod_node_name": "node-7"}
+        rules = monitors["ServiceMonitor"]["spec"]["endpoints"][0]["relabelings"]
+        self.assertEqual(relabelled(found, rules), {"job": "j", "cluster": "prod", "component": "coordinator"})
+        # A daemon has the name of its pod, or of its node: as --name=$(MUSTER_WORKER_NAME) says.
+        rules = monitors["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["relabelings"]
+        for kind, worker in (("StatefulSet", "muster-worker-0"), ("DaemonSet", "node-7")):
+            self.assertEqual(relabelled({**found, "__meta_kubernetes_pod_controller_kind": kind}, rules),
+                             {"job": "j", "cluster": "prod", "component": "worker", "worker": worker})
+            source = next(e["valueFrom"]["fieldRef"]["fieldPath"] for item, template in pod_templates(objects)
+                          if item["kind"] == kind and item["metadata"]["name"] != "muster-coordinator"
+                          for e in template["spec"]["containers"][0]["env"] if e["name"] == "MUSTER_WORKER_NAME")
+            self.assertEqual(source, "spec.nodeName" if kind == "DaemonSet" else "metadata.name")
+
+    def test_monitors_speak_tls_where_metrics_do(self):
+        for item in chart.render(MATRIX["monitors of metrics with tls"]):
+            if item["kind"] not in ("ServiceMonitor", "PodMonitor"):
+                continue
+            endpoint = (item["spec"].get("endpoints") or item["spec"]["podMetricsEndpoints"])[0]
+            self.assertEqual(endpoint["scheme"], "https")
+            self.assertEqual(endpoint["tlsConfig"].keys(), SAFE_TLS)
+            self.assertEqual(endpoint["tlsConfig"]["serverName"], "muster-metrics")
+            self.assertEqual(endpoint["tlsConfig"]["ca"]["secret"], {"name": "prometheus-tls", "key": "ca.crt"})
+            self.assertEqual(endpoint["tlsConfig"]["keySecret"], {"name": "prometheus-tls", "key": "tls.key"})
+
     def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
         workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")
         spec = workload["spec"]["template"]["spec"]
@@ -380,6 +453,8 @@ class Chart(unittest.TestCase):
 
     def test_values_that_would_become_something_else_are_refused_by_name(self):
         for values, named in (({"clusterId": "a b"}, "clusterId"),
+                              ({"monitoring": {"scrape": {"enabled": True, "kind": "Monitors"}}}, "clusterId"),
+                              ({"monitoring": {"scrape": {"kind": "PodMonitor"}}}, "kind"),
                               ({"tls": {"metricsSecret": "m", "metricsClients": True},
                                 "monitoring": {"scrape": {"enabled": True}}}, "monitoring.scrape.tlsSecret"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
                               ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),

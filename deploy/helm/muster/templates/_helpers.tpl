@@ -134,3 +134,17 @@ tlsConfig:
   keySecret: {name: {{ .secret | quote }}, key: tls.key}
   {{- end }}
 {{- end }}
+
+{{/* An endpoint of a monitor, as far as its first relabelings: the labels of /targets instead of those of Kubernetes,
+which the operator adds before these. */}}
+{{- define "muster.scrape.endpoint" -}}
+interval: {{ .root.Values.monitoring.scrape.interval }}
+scheme: {{ ternary "https" "http" (ne .tls "") }}
+{{- with .tls }}
+{{ . }}
+{{- end }}
+relabelings:
+  - {action: labeldrop, regex: container|endpoint|namespace|pod|service}
+  - {targetLabel: cluster, replacement: {{ .root.Values.clusterId | quote }}}
+  - {targetLabel: component, replacement: {{ .component }}}
+{{- end }}
