@@ -82,6 +82,9 @@ MATRIX = {
         "monitoring": {"scrape": {"enabled": True}}},
     "tls with a client for the test": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls"},
                                        "test": {"clientSecret": "client-tls"}},
+    "traces": {"tracing": {"endpoint": "https://otel-collector.monitoring.svc:4318", "caSecret": "otel-ca"}},
+    "traces without tls to any place": {"tracing": {"endpoint": "http://[fd00::7]:4318"}, "networkPolicy": {
+        "tracing": [], "coordinatorEgress": [{"to": [{"ipBlock": {"cidr": "fd00::7/128"}}], "ports": [{"port": 4318}]}]}},
     "topology": {"workerDefaults": {"labelsFromPod": {"zone": "topology.kubernetes.io/zone"}},
                  "workers": {"cpu": {"labels": {"rack": "r12", "nvlink-domain": "c3"},
                                      "labelsFromPod": {"zone": "topology.kubernetes.io/zone",
@@ -584,10 +587,25 @@ class Chart(unittest.TestCase):
                              for trigger in item["spec"]["triggers"]))
 
     def test_the_coordinator_dials_nobody_but_who_is_named(self):
-        for name, ports in (("defaults", []), ("everything", [53, 53, 4318])):
+        for name, ports in (("defaults", []), ("everything", [53, 53, 4318]), ("traces", [53, 53, 4318]),
+                            ("traces without tls to any place", [53, 53, 4318])):
             policy = next(item for item in chart.render(MATRIX[name])
                           if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "muster-coordinator")
             self.assertEqual([port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]], ports)
+
+    def test_traces_go_to_the_collector_whose_authority_is_mounted(self):
+        for name, flags in (("defaults", []), ("traces without tls to any place", ["--otlp-endpoint=http://[fd00::7]:4318"]),
+                            ("traces", ["--otlp-endpoint=https://otel-collector.monitoring.svc:4318",
+                                        "--otlp-ca=/etc/muster/tracing/ca.crt"])):
+            spec = next(template["spec"] for item, template in pod_templates(chart.render(MATRIX[name]))
+                        if item["metadata"]["name"] == "muster-coordinator")
+            container = spec["containers"][0]
+            self.assertEqual([a for a in container["args"] if a.startswith("--otlp")], flags)
+            mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tracing"]
+            volumes = [v["secret"] for v in spec["volumes"] if v["name"] == "tracing"]
+            self.assertEqual(mounts, ["/etc/muster/tracing"] if name == "traces" else [])
+            self.assertEqual([(v["secretName"], [i["key"] for i in v["items"]]) for v in volumes],
+                             [("otel-ca", ["ca.crt"])] if name == "traces" else [])
 
     def test_keda_is_there_and_let_in_only_where_it_is_enabled(self):
         for name, values, objects in self.each():
@@ -612,6 +630,8 @@ class Chart(unittest.TestCase):
                               ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
                               ({"tls": {"certManager": {"duration": "90d"}}}, "duration"),
                               ({"test": {"clientSecret": "c"}}, "test.clientSecret"),
+                              ({"tracing": {"endpoint": "collector:4318"}}, "endpoint"),
+                              ({"tracing": {"endpoint": "http://collector:4318", "caSecret": "ca"}}, "tracing.caSecret"),
                               ({"tls": {"metricsSecret": "m", "metricsClients": True},
                                 "monitoring": {"scrape": {"enabled": True}}}, "monitoring.scrape.tlsSecret"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
                               ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),
