@@ -59,6 +59,7 @@ class RecordedScrapes(unittest.TestCase):
         code, said = self.check()
         self.assertEqual(code, 0, said)
         self.assertIn("none, a fault would show  worker: Errors of the driver", said)
+        self.assertIn("none, a fault would show  rules: muster_worker_gpu_errors_total", said)
         self.assertEqual(self.check(faults_too=True)[0], 1)
 
     def test_a_target_moves_on_with_each_scrape_and_stays_at_the_last(self):
