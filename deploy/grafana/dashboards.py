@@ -241,6 +241,9 @@ COORDINATOR = [
                "refused": f"increase(muster_coordinator_checkpoints_refused_total{{{C}}}[$__range])"}),
         panel("Placement", "From the allocation of devices until every daemon has accepted.", "s",
               {"95 %": p(0.95, "muster_coordinator_placement_seconds", window="$__range")}),
+        panel("Spans that were dropped", "Of traces, in the shown range and by reason: what the collector will not get. Empty "
+              "without --otlp-endpoint.", "none",
+              {"{{reason}}": f"sum by (reason) (increase(muster_coordinator_trace_spans_dropped_total{{{C}}}[$__range]))"}),
     ]),
 ]
 

@@ -7,7 +7,10 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
@@ -17,14 +20,16 @@ if __name__ == "__main__" and "--bin" in sys.argv and not os.environ.get("MUSTER
     if not os.access(PYTHON, os.X_OK):
         print("SKIPPED: ./dev test --deploy fetches Helm's library", file=sys.stderr)
         sys.exit(77)
-    os.environ["MUSTER_CHART_TEST"] = "1"
+    os.environ["MUSTER_CHART_TEST"] = sys.argv[sys.argv.index("--bin") + 1]
     os.execv(PYTHON, [str(PYTHON), "-B", __file__])
 
 sys.path.insert(0, str(ROOT / "tests/deploy"))
 import chart  # noqa: E402
 import helm_python  # noqa: E402
 import kubernetes_validate  # noqa: E402
+from processes import Process  # noqa: E402
 
+BIN = pathlib.Path(os.environ.get("MUSTER_CHART_TEST") or ROOT / "build/bin")
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 GPU = {"kind": "DaemonSet", "slots": 0, "gpus": 8, "nodeSelector": {"nvidia.com/gpu.present": "true"},
        "sharedMemory": "64Gi", "resources": {"requests": {"cpu": "64"}, "limits": {"memory": "1Ti"}}}
@@ -42,6 +47,11 @@ MATRIX = {
                                   "rules": {"enabled": True, "labels": {"release": "prometheus"},
                                             "runbookUrl": "https://runbooks.example.org/"},
                                   "dashboards": {"enabled": True}}},
+    "monitors": {"clusterId": "prod", "workers": {"cpu": {}, "gpu": GPU},
+                 "monitoring": {"scrape": {"enabled": True, "kind": "Monitors", "labels": {"release": "prometheus"}}}},
+    "monitors of metrics with tls": {
+        "clusterId": "prod", "tls": {"metricsSecret": "metrics-tls", "metricsClients": True},
+        "monitoring": {"scrape": {"enabled": True, "kind": "Monitors", "tlsSecret": "prometheus-tls"}}},
     "everything": {
         "image": {"repository": "registry.example.org/ml/muster", "tag": "1.2.3", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "pull"}], "clusterId": "prod", "commonLabels": {"team": "ml"},
@@ -64,6 +74,17 @@ MATRIX = {
                     "accessConfigMap": "access"}},
     "tls of metrics": {"tls": {"metricsSecret": "metrics-tls", "metricsClients": True},
                        "monitoring": {"scrape": {"enabled": True, "tlsSecret": "prometheus-tls"}}},
+    "tls by cert-manager": {"tls": {"certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}},
+    "all of tls by cert-manager": {
+        "tls": {"coordinatorSecret": "head-tls", "metricsClients": True, "certManager": {
+            "enabled": True, "issuerRef": {"name": "vault", "kind": "ClusterIssuer"}, "dnsNames": ["head.example.org"],
+            "metrics": True, "duration": "2160h", "renewBefore": "720h"}},
+        "monitoring": {"scrape": {"enabled": True}}},
+    "tls with a client for the test": {"tls": {"coordinatorSecret": "head-tls", "workerSecret": "worker-tls"},
+                                       "test": {"clientSecret": "client-tls"}},
+    "traces": {"tracing": {"endpoint": "https://otel-collector.monitoring.svc:4318", "caSecret": "otel-ca"}},
+    "traces without tls to any place": {"tracing": {"endpoint": "http://[fd00::7]:4318"}, "networkPolicy": {
+        "tracing": [], "coordinatorEgress": [{"to": [{"ipBlock": {"cidr": "fd00::7/128"}}], "ports": [{"port": 4318}]}]}},
     "topology": {"workerDefaults": {"labelsFromPod": {"zone": "topology.kubernetes.io/zone"}},
                  "workers": {"cpu": {"labels": {"rack": "r12", "nvlink-domain": "c3"},
                                      "labelsFromPod": {"zone": "topology.kubernetes.io/zone",
@@ -82,7 +103,21 @@ MATRIX = {
 }
 # Objects of other operators have no schema here: their required parts. test_objects_of_keda looks closer at KEDA's.
 OPERATOR = {"ScrapeConfig": ["httpSDConfigs"], "PrometheusRule": ["groups"], "ScaledObject": ["scaleTargetRef", "triggers"],
-            "TriggerAuthentication": ["secretTargetRef"]}
+            "TriggerAuthentication": ["secretTargetRef"], "ServiceMonitor": ["endpoints", "selector"],
+            "PodMonitor": ["podMetricsEndpoints", "selector"], "Certificate": ["secretName", "issuerRef", "usages"]}
+# Fields of the Prometheus operator (github.com/prometheus-operator/prometheus-operator), of those that this chart uses: an
+# endpoint has the same ones in a ServiceMonitor and a PodMonitor (Endpoint of pkg/apis/monitoring/v1/types.go,
+# PodMetricsEndpoint of podmonitor_types.go), and so has their TLS (SafeTLSConfig of types.go). A relabeling is RelabelConfig
+# there; those of an endpoint run after the operator's own, which set `job` and MONITOR_LABELS.
+ENDPOINT = {"port", "interval", "scheme", "tlsConfig", "relabelings"}
+SAFE_TLS = {"ca", "cert", "keySecret", "serverName"}
+RELABELING = {"sourceLabels", "separator", "targetLabel", "regex", "modulus", "replacement", "action"}
+MONITOR_LABELS = {"namespace", "pod", "container", "endpoint", "service"}
+# Fields of cert-manager (github.com/cert-manager/cert-manager): CertificateSpec and what is in it of
+# pkg/apis/certmanager/v1/types_certificate.go, ObjectReference of pkg/apis/meta/v1/types.go, KeyUsage of
+# pkg/apis/certmanager/v1/types.go.
+CERTIFICATE = {"secretName", "issuerRef", "duration", "renewBefore", "privateKey", "usages", "subject", "dnsNames", "uris"}
+USAGES = {"server auth": "serverAuth", "client auth": "clientAuth"}
 # Fields of KEDA 2 (github.com/kedacore/keda): of a ScaledObject's spec and of its scaleTargetRef from
 # apis/keda/v1alpha1/scaledobject_types.go, of a trigger from scaletriggers_types.go and scaledobject_types.go beside it, of
 # a secretTargetRef from triggerauthentication_types.go; the parameters of secrets and the metadata that KEDA itself reads
@@ -102,6 +137,77 @@ def pod_templates(objects):
             yield item, item["spec"]["template"]
         elif item["kind"] == "Pod":
             yield item, item
+
+
+def relabelled(labels, rules):
+    """What Prometheus makes of a target's labels, as far as this chart's relabelings go."""
+    labels = dict(labels)
+    for rule in rules:
+        pattern = re.compile(rule.get("regex", "(.*)"))
+        if rule.get("action", "replace") == "labeldrop":
+            labels = {name: value for name, value in labels.items() if not pattern.fullmatch(name)}
+            continue
+        match = pattern.fullmatch(";".join(labels.get(name, "") for name in rule.get("sourceLabels", [])))
+        if match:
+            labels[rule["targetLabel"]] = match.expand(rule.get("replacement", "$1").replace("$", "\\"))
+    return {name: value for name, value in labels.items() if not name.startswith("__")}
+
+
+def issue(home, certificates):
+    """Fills a folder for each secret as cert-manager does with a CA issuer."""
+    def openssl(*arguments):
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+    key = ["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]
+    openssl(*key, home / "ca.key")
+    openssl("req", "-x509", "-new", "-key", home / "ca.key", "-subj", "/CN=test", "-days", "2", "-out", home / "ca.crt")
+    for spec in certificates.values():
+        folder = home / spec["secretName"]
+        folder.mkdir()
+        names = [f"DNS:{name}" for name in spec.get("dnsNames", [])] + [f"URI:{uri}" for uri in spec.get("uris", [])]
+        (folder / "extensions").write_text(
+            f"subjectAltName=critical,{','.join(names)}\nextendedKeyUsage={USAGES[spec['usages'][1]]}\n"
+            "keyUsage=critical,digitalSignature\nbasicConstraints=critical,CA:FALSE\n")
+        openssl(*key, folder / "ec.key")
+        openssl("pkcs8", "-topk8", "-nocrypt", "-in", folder / "ec.key", "-out", folder / "tls.key")
+        subject = "".join(f"/O={name}" for name in spec.get("subject", {}).get("organizations", [])) or "/"
+        openssl("req", "-new", "-key", folder / "tls.key", "-subj", subject, "-out", folder / "request")
+        openssl("x509", "-req", "-in", folder / "request", "-CA", home / "ca.crt", "-CAkey", home / "ca.key", "-CAcreateserial",
+                "-days", "1", "-extfile", folder / "extensions", "-out", folder / "tls.crt")
+        shutil.copy(home / "ca.crt", folder)
+
+
+class Programs:
+    """Programs of rendered pods on this machine: their flags but for those given again, with secrets from folders."""
+
+    def __init__(self, test, objects, home):
+        self.test, self.objects, self.home = test, objects, home
+
+    def command(self, name, *instead, without=(), job=None):
+        spec = next(template["spec"] for item, template in pod_templates(self.objects) if item["metadata"]["name"] == name)
+        container = spec["containers"][0]
+        folders = {m["mountPath"]: self.home / v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v
+                   for m in container["volumeMounts"] if m["name"] == v["name"]}
+        words = [word for word in container["command"] if word != "supervise"]
+        replaced = {flag.split("=")[0] for flag in instead} | set(without)
+        for word in container["args"]:
+            if word.split("=")[0] in replaced:
+                continue
+            for path, folder in folders.items():
+                word = word.replace(f"{path}/", f"{folder}/")
+            words.append(str(job) if word == "/job/job.yaml" else word)
+        return [BIN / words[0], *instead, *words[1:]]
+
+    def start(self, name, *instead, without=()):
+        process = Process(self.command(name, *instead, without=without), self.home / f"{name}.log", stdout=subprocess.PIPE)
+        self.test.addCleanup(process.process.stdout.close)
+        self.test.addCleanup(process.stop)
+        line = process.process.stdout.readline()
+        self.test.assertTrue(line, process.log.read_text())
+        return json.loads(line)
+
+    def run(self, name, *instead, job):
+        done = subprocess.run([*map(str, self.command(name, *instead, job=job))], capture_output=True, text=True, timeout=120)
+        return done.stdout + done.stderr
 
 
 class Chart(unittest.TestCase):
@@ -260,7 +366,10 @@ class Chart(unittest.TestCase):
         flags = ["--metrics-tls-cert=/etc/muster/metrics-tls/tls.crt", "--metrics-tls-key=/etc/muster/metrics-tls/tls.key",
                  "--metrics-tls-ca=/etc/muster/metrics-tls/ca.crt"]
         for name, values, objects in self.each():
-            secret = values.get("tls", {}).get("metricsSecret")
+            tls = values.get("tls", {})
+            made = tls.get("certManager", {}).get("metrics")
+            secret = tls.get("metricsSecret") or ("muster-metrics-tls" if made else None)
+            wanted = flags if tls.get("metricsClients") else flags[:2]
             for item, template in pod_templates(objects):
                 if item["kind"] == "Pod":
                     continue
@@ -272,13 +381,134 @@ class Chart(unittest.TestCase):
                 self.assertEqual(probe["scheme"], "HTTPS" if secret else "HTTP", name)
                 self.assertEqual(volumes, [secret] if secret else [], name)
                 self.assertEqual(mounts, ["/etc/muster/metrics-tls"] if secret else [], name)
-                self.assertEqual([a for a in container["args"] if "metrics-tls" in a], flags if secret else [], name)
+                self.assertEqual([a for a in container["args"] if "metrics-tls" in a], wanted if secret else [], name)
         scrape = next(item for item in chart.render(MATRIX["tls of metrics"]) if item["kind"] == "ScrapeConfig")["spec"]
         self.assertEqual(scrape["httpSDConfigs"][0]["url"], "https://muster-coordinator.muster.svc:9070/targets")
         for config in (scrape["tlsConfig"], scrape["httpSDConfigs"][0]["tlsConfig"]):
             self.assertEqual(config["serverName"], "muster-metrics")
             self.assertEqual(config["ca"]["secret"], {"name": "prometheus-tls", "key": "ca.crt"})
             self.assertEqual(config["keySecret"], {"name": "prometheus-tls", "key": "tls.key"})
+
+    def certificates(self, name):
+        objects = chart.render(MATRIX[name])
+        return objects, {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "Certificate"}
+
+    def test_certificates_are_asked_for_into_the_secrets_that_pods_mount(self):
+        for name in ("tls by cert-manager", "all of tls by cert-manager"):
+            objects, made = self.certificates(name)
+            self.assertEqual({item["apiVersion"] for item in objects if item["kind"] == "Certificate"}, {"cert-manager.io/v1"})
+            for spec in made.values():
+                self.assertLessEqual(spec.keys(), CERTIFICATE)
+                self.assertEqual(spec["issuerRef"].keys(), {"name", "kind", "group"})
+                self.assertEqual(spec["usages"][0], "digital signature")
+                self.assertIn(spec["usages"][1], USAGES)
+                self.assertTrue(spec.get("dnsNames") or spec.get("uris"))
+            mounted = {(item["metadata"]["name"], volume["name"]): volume["secret"]["secretName"]
+                       for item, template in pod_templates(objects) for volume in template["spec"]["volumes"] if "secret" in volume}
+            self.assertEqual(mounted["muster-coordinator", "tls"], made["muster-coordinator"]["secretName"])
+            self.assertEqual(mounted["muster-worker-cpu", "tls"], made["muster-worker"]["secretName"])
+            self.assertEqual(mounted["muster-test", "tls"], made["muster-test"]["secretName"])
+            self.assertLessEqual(set(mounted.values()), {spec["secretName"] for spec in made.values()})
+        _, made = self.certificates("tls by cert-manager")
+        self.assertEqual({name: (spec["secretName"], spec.get("dnsNames") or spec["uris"]) for name, spec in made.items()}, {
+            "muster-coordinator": ("muster-coordinator-tls", ["muster-coordinator.muster.svc"]),
+            "muster-worker": ("muster-worker-tls", ["spiffe://muster/worker/*"]),
+            "muster-test": ("muster-test-tls", ["spiffe://muster/user/helm-test"])})
+        objects, made = self.certificates("all of tls by cert-manager")
+        self.assertEqual(made.keys(), {"muster-coordinator", "muster-worker", "muster-metrics", "muster-scrape", "muster-test"})
+        self.assertEqual(made["muster-coordinator"]["secretName"], "head-tls")
+        self.assertEqual(made["muster-coordinator"]["dnsNames"], ["muster-coordinator.muster.svc", "head.example.org"])
+        self.assertEqual(made["muster-metrics"]["dnsNames"], ["muster-metrics"])
+        for spec in made.values():
+            self.assertEqual((spec["issuerRef"]["kind"], spec["duration"], spec["renewBefore"]), ("ClusterIssuer", "2160h", "720h"))
+        scrape = next(item for item in objects if item["kind"] == "ScrapeConfig")["spec"]["tlsConfig"]
+        self.assertEqual(scrape["serverName"], "muster-metrics")
+        self.assertEqual(scrape["keySecret"]["name"], made["muster-scrape"]["secretName"])
+
+    def test_the_job_of_helm_test_has_a_certificate_where_callers_need_one(self):
+        for name, secret in (("defaults", None), ("tls", False), ("tls with a client for the test", "client-tls"),
+                             ("tls by cert-manager", "muster-test-tls")):
+            pod = next((item for item in chart.render(MATRIX[name]) if item["kind"] == "Pod"), None)
+            self.assertEqual(pod is None, secret is False, name)
+            if pod:
+                secrets = [v["secret"]["secretName"] for v in pod["spec"]["volumes"] if "secret" in v]
+                self.assertEqual(secrets, [secret] if secret else [], name)
+                flags = [a for a in pod["spec"]["containers"][0]["args"] if a.startswith("--tls")]
+                self.assertEqual(len(flags), 3 if secret else 0, name)
+
+    @unittest.skipUnless((BIN / "muster-coordinator").exists() and shutil.which("openssl"), "needs the programs and openssl")
+    def test_the_programs_work_with_what_the_certificates_ask_for(self):
+        """An authority of openssl stands for the issuer: the pods' own flags, then, with addresses of this machine."""
+        objects, made = self.certificates("all of tls by cert-manager")
+        with tempfile.TemporaryDirectory(prefix="muster-chart-") as directory:
+            home = pathlib.Path(directory)
+            issue(home, made)
+            cluster = Programs(self, objects, home)
+            coordinator = cluster.start("muster-coordinator", "--listen=127.0.0.1:0", "--metrics=127.0.0.1:0",
+                                        f"--data-dir={home}/state")
+            name = f"--tls-server-name={made['muster-coordinator']['dnsNames'][0]}"
+            address = f"--coordinator={coordinator['address']}"
+            cluster.start("muster-worker-cpu", address, name, "--name=w0", f"--state-dir={home}/w0", "--metrics=127.0.0.1:0",
+                          "--host-id=here", without=["--rank-ports"])
+            subprocess.run([BIN / "muster", "data", "tokenize", "--input", ROOT / "LICENSE", "--output", home / "tokens",
+                            "--documents", "file"], check=True, capture_output=True)
+            job = next(item for item in objects if item["kind"] == "ConfigMap" and item["metadata"]["name"] == "muster-test")
+            (home / "job.yaml").write_text(job["data"]["job.yaml"].replace("/opt/muster/share/test/tokens", f"{home}/tokens"))
+            done = cluster.run("muster-test", address, name, job=home / "job.yaml")
+            self.assertIn("succeeded", done)
+            # What Prometheus shows is asked for, and good.
+            metrics = coordinator["metrics"].removeprefix("https://")
+            page = ["curl", "-sS", "--fail", "--cacert", home / "muster-scrape-tls/ca.crt", "--connect-to",
+                    f"::{metrics}", "https://muster-metrics/metrics"]
+            proof = ["--cert", home / "muster-scrape-tls/tls.crt", "--key", home / "muster-scrape-tls/tls.key"]
+            if shutil.which("curl"):
+                self.assertNotEqual(subprocess.run(page, capture_output=True).returncode, 0)
+                self.assertIn("muster_coordinator_build_info", subprocess.run(page + proof, capture_output=True, text=True).stdout)
+
+    def test_monitors_find_coordinator_and_daemons_with_the_labels_of_targets(self):
+        objects = chart.render(MATRIX["monitors"])
+        self.assertFalse(any(item["kind"] == "ScrapeConfig" for item in objects))
+        monitors = {item["kind"]: item for item in objects if item["kind"] in ("ServiceMonitor", "PodMonitor")}
+        for item in monitors.values():
+            self.assertEqual(item["apiVersion"], "monitoring.coreos.com/v1")
+            self.assertEqual(item["metadata"]["labels"]["release"], "prometheus")
+            endpoints = item["spec"].get("endpoints") or item["spec"]["podMetricsEndpoints"]
+            self.assertEqual([(e["port"], e["scheme"], e["interval"]) for e in endpoints], [("metrics", "http", "15s")])
+            self.assertLessEqual(endpoints[0].keys(), ENDPOINT)
+            for rule in endpoints[0]["relabelings"]:
+                self.assertLessEqual(rule.keys(), RELABELING)
+        chosen = monitors["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items()
+        services = [item for item in objects if item["kind"] == "Service" and chosen <= item["metadata"]["labels"].items()]
+        self.assertEqual([service["metadata"]["name"] for service in services], ["muster-coordinator"])
+        self.assertIn("metrics", [port["name"] for port in services[0]["spec"]["ports"]])
+        chosen = monitors["PodMonitor"]["spec"]["selector"]["matchLabels"].items()
+        pods = [item["metadata"]["name"] for item, template in pod_templates(objects)
+                if chosen <= template["metadata"]["labels"].items()]
+        self.assertEqual(sorted(pods), ["muster-worker-cpu", "muster-worker-gpu"])
+        found = {"job": "j", **{name: "x" for name in MONITOR_LABELS}, "__meta_kubernetes_pod_name": "muster-worker-0",
+                 "__meta_kubernetes_pod_node_name": "node-7"}
+        rules = monitors["ServiceMonitor"]["spec"]["endpoints"][0]["relabelings"]
+        self.assertEqual(relabelled(found, rules), {"job": "j", "cluster": "prod", "component": "coordinator"})
+        # A daemon has the name of its pod, or of its node: as --name=$(MUSTER_WORKER_NAME) says.
+        rules = monitors["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["relabelings"]
+        for kind, worker in (("StatefulSet", "muster-worker-0"), ("DaemonSet", "node-7")):
+            self.assertEqual(relabelled({**found, "__meta_kubernetes_pod_controller_kind": kind}, rules),
+                             {"job": "j", "cluster": "prod", "component": "worker", "worker": worker})
+            source = next(e["valueFrom"]["fieldRef"]["fieldPath"] for item, template in pod_templates(objects)
+                          if item["kind"] == kind and item["metadata"]["name"] != "muster-coordinator"
+                          for e in template["spec"]["containers"][0]["env"] if e["name"] == "MUSTER_WORKER_NAME")
+            self.assertEqual(source, "spec.nodeName" if kind == "DaemonSet" else "metadata.name")
+
+    def test_monitors_speak_tls_where_metrics_do(self):
+        for item in chart.render(MATRIX["monitors of metrics with tls"]):
+            if item["kind"] not in ("ServiceMonitor", "PodMonitor"):
+                continue
+            endpoint = (item["spec"].get("endpoints") or item["spec"]["podMetricsEndpoints"])[0]
+            self.assertEqual(endpoint["scheme"], "https")
+            self.assertEqual(endpoint["tlsConfig"].keys(), SAFE_TLS)
+            self.assertEqual(endpoint["tlsConfig"]["serverName"], "muster-metrics")
+            self.assertEqual(endpoint["tlsConfig"]["ca"]["secret"], {"name": "prometheus-tls", "key": "ca.crt"})
+            self.assertEqual(endpoint["tlsConfig"]["keySecret"], {"name": "prometheus-tls", "key": "tls.key"})
 
     def test_gpu_workers_ask_for_gpus_and_one_node_each(self):
         workload = next(item for item in chart.render(MATRIX["gpus"]) if item["kind"] == "DaemonSet")
@@ -357,10 +587,25 @@ class Chart(unittest.TestCase):
                              for trigger in item["spec"]["triggers"]))
 
     def test_the_coordinator_dials_nobody_but_who_is_named(self):
-        for name, ports in (("defaults", []), ("everything", [53, 53, 4318])):
+        for name, ports in (("defaults", []), ("everything", [53, 53, 4318]), ("traces", [53, 53, 4318]),
+                            ("traces without tls to any place", [53, 53, 4318])):
             policy = next(item for item in chart.render(MATRIX[name])
                           if item["kind"] == "NetworkPolicy" and item["metadata"]["name"] == "muster-coordinator")
             self.assertEqual([port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]], ports)
+
+    def test_traces_go_to_the_collector_whose_authority_is_mounted(self):
+        for name, flags in (("defaults", []), ("traces without tls to any place", ["--otlp-endpoint=http://[fd00::7]:4318"]),
+                            ("traces", ["--otlp-endpoint=https://otel-collector.monitoring.svc:4318",
+                                        "--otlp-ca=/etc/muster/tracing/ca.crt"])):
+            spec = next(template["spec"] for item, template in pod_templates(chart.render(MATRIX[name]))
+                        if item["metadata"]["name"] == "muster-coordinator")
+            container = spec["containers"][0]
+            self.assertEqual([a for a in container["args"] if a.startswith("--otlp")], flags)
+            mounts = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tracing"]
+            volumes = [v["secret"] for v in spec["volumes"] if v["name"] == "tracing"]
+            self.assertEqual(mounts, ["/etc/muster/tracing"] if name == "traces" else [])
+            self.assertEqual([(v["secretName"], [i["key"] for i in v["items"]]) for v in volumes],
+                             [("otel-ca", ["ca.crt"])] if name == "traces" else [])
 
     def test_keda_is_there_and_let_in_only_where_it_is_enabled(self):
         for name, values, objects in self.each():
@@ -380,6 +625,13 @@ class Chart(unittest.TestCase):
 
     def test_values_that_would_become_something_else_are_refused_by_name(self):
         for values, named in (({"clusterId": "a b"}, "clusterId"),
+                              ({"monitoring": {"scrape": {"enabled": True, "kind": "Monitors"}}}, "clusterId"),
+                              ({"monitoring": {"scrape": {"kind": "PodMonitor"}}}, "kind"),
+                              ({"tls": {"certManager": {"enabled": True}}}, "tls.certManager.issuerRef.name"),
+                              ({"tls": {"certManager": {"duration": "90d"}}}, "duration"),
+                              ({"test": {"clientSecret": "c"}}, "test.clientSecret"),
+                              ({"tracing": {"endpoint": "collector:4318"}}, "endpoint"),
+                              ({"tracing": {"endpoint": "http://collector:4318", "caSecret": "ca"}}, "tracing.caSecret"),
                               ({"tls": {"metricsSecret": "m", "metricsClients": True},
                                 "monitoring": {"scrape": {"enabled": True}}}, "monitoring.scrape.tlsSecret"), ({"coordinator": {"extraArgs": ["a b"]}}, "extraArgs"),
                               ({"workers": {"cpu": {"env": {"A-B": "x"}}}}, "A-B"), ({"wrong": 1}, "wrong"),

@@ -40,7 +40,7 @@ class Debian(unittest.TestCase):
         cls.home = pathlib.Path(directory.name)
         cls.root = cls.home / "root"
         quiet = dict(check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        subprocess.run(["debootstrap", "--variant=minbase", "--include=adduser,systemd", "bookworm", cls.root], **quiet)
+        subprocess.run(["debootstrap", "--variant=minbase", "--include=adduser,systemd,logrotate", "bookworm", cls.root], **quiet)
         cls.mount("proc", "proc", "-t")
         cls.mount("/dev", "dev", "--bind")
         subprocess.run([ROOT / "dev", "stage", BIN, cls.home / "stage"], **quiet)
@@ -120,11 +120,43 @@ class Debian(unittest.TestCase):
         self.assertEqual((self.root / "etc/muster/worker.env").read_text(), before)
         self.assertIn("/etc/muster/worker.env", self.inside("dpkg-query", "-W", "-f", "${Conffiles}", "muster-worker"))
 
-    def test_4_purge_leaves_nothing(self):
+    def test_4_logs_that_are_files_rotate_under_the_running_service(self):
+        for service in PACKAGES[1:]:
+            unit = (self.root / f"usr/share/doc/{service}/log-file.conf").read_text()
+            path = re.search(r"^StandardError=append:(/.*)$", unit, re.MULTILINE).group(1)
+            self.assertIn(f"{path} {{", (self.root / f"etc/logrotate.d/{service}").read_text())
+            self.assertIn(f"/etc/logrotate.d/{service}", self.inside("dpkg-query", "-W", "-f", "${Conffiles}", service))
+        log = self.root / "var/log/muster/coordinator.log"
+        self.assertEqual(oct(log.parent.stat().st_mode & 0o777), "0o750")
+        words, user = self.unit("muster-coordinator")
+        # As root and for appending, as systemd opens it.
+        with open(log, "ab") as out:
+            service = subprocess.Popen(["chroot", f"--userspec={user}:{user}", self.root, *words, "--log-level", "debug"],
+                                       stdout=subprocess.PIPE, stderr=out)
+        self.addCleanup(service.wait)
+        self.addCleanup(service.terminate)
+        self.addCleanup(service.stdout.close)
+        address = json.loads(service.stdout.readline())["address"]
+        poll("the log has lines", log.read_text, lambda text: "\n" in text)
+        before = log.read_text().splitlines()
+        for rotation in (1, 2):
+            # What is refused is a line of the level debug.
+            self.inside("muster", "--coordinator", address, "get", "job", f"absent-{rotation}", check=False)
+            poll("the refused call is in the log", log.read_text, lambda text: f"absent-{rotation}" in text)
+            self.inside("logrotate", "-f", "/etc/logrotate.d/muster-coordinator")
+            self.assertNotIn(before[0], log.read_text())
+        names = sorted(path.name for path in log.parent.iterdir())
+        self.assertEqual(names, ["coordinator.log", "coordinator.log.1", "coordinator.log.2.gz"])
+        # No hole where the file was emptied: lines begin at its start again.
+        self.assertTrue((log.parent / "coordinator.log.1").read_text().startswith("{"))
+        self.assertEqual(service.poll(), None)
+
+    def test_5_purge_leaves_nothing(self):
         self.inside("dpkg", "-r", "muster-worker", "muster-coordinator", "muster")
         self.assertTrue(list((self.root / "var/lib/muster").iterdir()), "what is removed and not purged keeps its state")
         self.inside("dpkg", "-P", *reversed(PACKAGES))
-        left = [str(path) for pattern in ("etc/muster*", "var/lib/muster*", "usr/lib/muster*", "usr/bin/muster*",
+        left = [str(path) for pattern in ("etc/muster*", "var/lib/muster*", "usr/lib/muster*", "usr/bin/muster*", "var/log/muster*",
+                                          "etc/logrotate.d/muster*", "usr/share/doc/muster*",
                                           "lib/systemd/system/muster*") for path in self.root.glob(pattern)]
         self.assertEqual(left, [])
         self.assertNotIn("muster:", (self.root / "etc/passwd").read_text())

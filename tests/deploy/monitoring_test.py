@@ -17,7 +17,7 @@ sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/deploy"), str(ROOT / "deploy/grafana")]
 import dashboards  # noqa: E402
-from processes import Alertmanager, Cluster, Prometheus, Receiver, fetch, poll  # noqa: E402
+from processes import Alertmanager, Cluster, Collector, Prometheus, Receiver, fetch, poll  # noqa: E402
 
 BIN = None
 # Metrics that only machines with GPUs have, those of clusters with TLS (which tests/e2e/security reads, and
@@ -32,8 +32,10 @@ class Monitoring(unittest.TestCase):
     def setUpClass(cls):
         cls.directory = tempfile.TemporaryDirectory(prefix="muster-monitoring-")
         home = pathlib.Path(cls.directory.name)
-        cls.cluster = Cluster(BIN, home / "cluster", ["--heartbeat-interval", "200ms", "--unreachable-after", "1s",
-                                                      "--lost-after", "3s"]).__enter__()
+        cls.collector = Collector()
+        cls.addClassCleanup(cls.collector.close)
+        cls.cluster = Cluster(BIN, home / "cluster", ["--heartbeat-interval", "200ms", "--unreachable-after", "1s", "--lost-after",
+                                                      "3s", "--otlp-endpoint", cls.collector.url]).__enter__()
         cls.addClassCleanup(cls.directory.cleanup)
         cls.addClassCleanup(cls.cluster.__exit__)
         for name in ("w1", "w2", "w3"):

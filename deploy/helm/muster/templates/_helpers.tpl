@@ -70,6 +70,25 @@ fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
+{{/* Names of secrets: as the values say, or of those that cert-manager fills. Empty: none. */}}
+{{- define "muster.secret.coordinator" -}}
+{{ .Values.tls.coordinatorSecret | default (ternary (printf "%s-coordinator-tls" (include "muster.name" .)) "" .Values.tls.certManager.enabled) }}
+{{- end }}
+{{- define "muster.secret.worker" -}}
+{{ .Values.tls.workerSecret | default (ternary (printf "%s-worker-tls" (include "muster.name" .)) "" .Values.tls.certManager.enabled) }}
+{{- end }}
+{{- define "muster.secret.metrics" -}}
+{{ .Values.tls.metricsSecret | default (ternary (printf "%s-metrics-tls" (include "muster.name" .)) "" (and .Values.tls.certManager.enabled .Values.tls.certManager.metrics)) }}
+{{- end }}
+{{/* Of callers: what Prometheus shows where the metrics ask for it, and the client of `helm test`. */}}
+{{- define "muster.secret.scrape" -}}
+{{- $c := .Values.tls.certManager }}
+{{- .Values.monitoring.scrape.tlsSecret | default (ternary (printf "%s-scrape-tls" (include "muster.name" .)) "" (and $c.enabled $c.metrics .Values.tls.metricsClients .Values.monitoring.scrape.enabled)) }}
+{{- end }}
+{{- define "muster.secret.test" -}}
+{{ .Values.test.clientSecret | default (ternary (printf "%s-test-tls" (include "muster.name" .)) "" (and .Values.tls.certManager.enabled .Values.test.enabled)) }}
+{{- end }}
+
 {{/* Flags with which the metrics of a program have TLS. */}}
 {{- define "muster.metrics.tls" -}}
 - --metrics-tls-cert=/etc/muster/metrics-tls/tls.crt
@@ -85,16 +104,16 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "muster.probes" -}}
 startupProbe:
-  httpGet: {path: /startupz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
+  httpGet: {path: /startupz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne (include "muster.secret.metrics" .root) "") }}}
   periodSeconds: 5
   failureThreshold: 90
 livenessProbe:
-  httpGet: {path: /livez, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
+  httpGet: {path: /livez, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne (include "muster.secret.metrics" .root) "") }}}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne .root.Values.tls.metricsSecret "") }}}
+  httpGet: {path: /readyz, port: metrics, scheme: {{ ternary "HTTPS" "HTTP" (ne (include "muster.secret.metrics" .root) "") }}}
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end }}
@@ -133,4 +152,18 @@ tlsConfig:
   cert: {secret: {name: {{ .secret | quote }}, key: tls.crt}}
   keySecret: {name: {{ .secret | quote }}, key: tls.key}
   {{- end }}
+{{- end }}
+
+{{/* An endpoint of a monitor, as far as its first relabelings: the labels of /targets instead of those of Kubernetes,
+which the operator adds before these. */}}
+{{- define "muster.scrape.endpoint" -}}
+interval: {{ .root.Values.monitoring.scrape.interval }}
+scheme: {{ ternary "https" "http" (ne .tls "") }}
+{{- with .tls }}
+{{ . }}
+{{- end }}
+relabelings:
+  - {action: labeldrop, regex: container|endpoint|namespace|pod|service}
+  - {targetLabel: cluster, replacement: {{ .root.Values.clusterId | quote }}}
+  - {targetLabel: component, replacement: {{ .component }}}
 {{- end }}
