@@ -152,8 +152,12 @@ class Shipping(unittest.TestCase):
             shippers["loki"] = self.ship(cluster, home, "loki", receivers["loki"])
 
             for name, receiver in receivers.items():
-                poll(f"{name} has every line", lambda: set(on_disk(cluster)) - set(receiver.messages()),
-                     lambda missing: not missing, 90)
+                try:
+                    poll(f"{name} has every line", lambda: set(on_disk(cluster)) - set(receiver.messages()),
+                         lambda missing: not missing, 90)
+                except AssertionError as late:
+                    told = (home / f"{name}/shipper.err").read_text()[-3000:]
+                    raise AssertionError(f"{late}\nthe shipper said: {told}") from late
                 self.assertEqual(receiver.wrong, [], name)
                 got = receiver.messages()
                 self.assertEqual({m[0] for m in got} - {"unknown"}, {"coordinator", "worker", "rank"}, name)
