@@ -83,8 +83,10 @@ absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, For
 absl::Status GetQueuePolicy(CoordinatorClient& client, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::QueuePolicy policy, client.GetQueuePolicy());
   if (format == Format::kTable) {
-    const std::string text = spec::QueuesToYaml(policy);
-    terminal.out << (text.empty() ? "# no queues are defined: there is only \"default\"\n" : text);
+    if (policy.ByteSizeLong() == 0) {
+      terminal.out << "# no queues are defined: there is only \"default\"\n";
+    }
+    terminal.out << spec::QueuesToYaml(policy);
   } else {
     Print(ToJson(policy), format, terminal.out);
   }

@@ -187,7 +187,8 @@ std::string ToYaml(const v1::JobSpec& spec) {
 std::string QueuesToYaml(const v1::QueuePolicy& policy) {
   Writer writer;
   writer.Fields(policy, "", "");
-  return writer.Take();
+  std::string text = writer.Take();
+  return text.empty() ? "{}\n" : text;  // an empty file would be refused
 }
 
 }  // namespace muster::spec
