@@ -184,7 +184,7 @@ Rows RankRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh) {
     rows.push_back({absl::StrCat(rank.rank()),
                     mesh.has_value() ? PlaceText(*mesh, rank.rank()) : "-",
                     rank.host().empty() ? "-" : rank.host(), rank.device(),
-                    absl::StrCat(rank.pid()), spec::EnumName(rank.state()),
+                    rank.pid() > 0 ? absl::StrCat(rank.pid()) : "-", spec::EnumName(rank.state()),
                     job.steps() > 0 || rank.step() > 0 ? absl::StrCat(rank.step()) : "-",
                     rank.metrics_address().empty() ? "-" : rank.metrics_address()});
   }

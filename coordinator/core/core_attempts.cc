@@ -156,11 +156,10 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
                          Turn& turn) {
   const int rank = observed.rank();
   if (!job.gang.Has(rank) || job.gang.rank(rank).worker() != worker) return;
-  // Of a command, its own process and not the one that waits for it.
-  const int64_t command = observed.progress().command_pid();
-  if (const int64_t pid = command != 0 ? command : observed.pid(); pid != 0) {
-    job.gang.SetPid(rank, pid);
-  }
+  // Of a command, its own process and never the one that waits for it, which a daemon that has
+  // just adopted the rank knows before it hears from it.
+  const int64_t pid = job.runs_command() ? observed.progress().command_pid() : observed.pid();
+  if (pid != 0) job.gang.SetPid(rank, pid);
   if (observed.has_progress()) ApplyProgress(job, rank, observed.progress(), turn);
   if (observed.state() > v1::RANK_STATE_RELEASED || !v1::RankState_IsValid(observed.state())) {
     return;

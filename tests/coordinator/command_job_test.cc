@@ -84,6 +84,21 @@ TEST_F(CommandJobTest, WhatItReports_IsShown_AndSurvivesARestart) {
   EXPECT_EQ(Job().consumed_tokens(), 77);
 }
 
+TEST_F(CommandJobTest, ThePidShown_IsOfTheCommand_AndNeverOfTheProcessThatWaitsForIt) {
+  const v1::Job job = RunCommand();
+  const auto report = [&](int64_t command) {
+    v1::Observed observed = Ranks(job, v1::RANK_STATE_TRAINING);
+    v1::ObservedRank& rank = *observed.mutable_attempts(0)->mutable_ranks(0);
+    rank.set_pid(4200);
+    rank.mutable_progress()->set_command_pid(command);
+    Observe(std::move(observed));
+    return Job().ranks(0).pid();
+  };
+  EXPECT_EQ(report(0), 0) << "a daemon that has just adopted the rank has not heard from it";
+  EXPECT_EQ(report(4242), 4242);
+  EXPECT_EQ(report(0), 4242);
+}
+
 TEST_F(CommandJobTest, SilentFromTheBeginning_IsNoHang) {
   const v1::Job job = RunCommand();
   Beat(3 * config_.progress_timeout, Silent(job));
