@@ -67,6 +67,9 @@ if(NOT MUSTER_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
+    # ccache knows paths behind a space from those of another clone, and not behind the "=" that CMake
+    # would write.
+    set(CMAKE_INCLUDE_SYSTEM_FLAG_CUDA "-isystem ")
     find_package(CUDAToolkit REQUIRED)
     set(MUSTER_HAVE_CUDA ON)
     # cuDNN's fused attention needs its library, its headers and those of its frontend (PyPI:

@@ -363,9 +363,11 @@ void CancelAll(Fleet& fleet, const std::vector<std::unique_ptr<Stub>>& stubs) {
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // reactors leave OnDone
 }
 
-// Fills the history with events of jobs that are gone. No coordinator may run.
+// Fills the history with events of jobs that are gone. No coordinator may run; `directory` is that
+// of its store.
 void AddEvents(const std::string& directory, uint64_t count) {
   using coordinator::Table;
+  CHECK(std::filesystem::exists(directory + "/CURRENT")) << directory << " is no store";
   auto store = coordinator::OpenRocksDbStore(directory, "", "");
   CHECK_OK(store.status());
   const auto meta = (*store)->Get(Table::kMeta, coordinator::schema::kLastEvent);
@@ -437,7 +439,7 @@ void Restart(const std::string& binary, const std::string& directory, int daemon
   const std::string data = directory + "/data";
   const auto insecure = grpc::InsecureChannelCredentials();
   { Coordinator coordinator(binary, data, {}); }  // makes the store
-  AddEvents(data, events);
+  AddEvents(data + "/store", events);
   Coordinator coordinator(binary, data, {});
   std::vector<v1::Observed> held(daemons);
   std::vector<double> serving, adopted, heard;
