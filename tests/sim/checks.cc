@@ -235,8 +235,23 @@ void World::CheckBudget(const v1::Job& job) {
   }
 }
 
-// Checks a job as users see it, each time that it is published.
-void World::CheckJob(const v1::Job& job) {
+void World::CheckHistory(const v1::Job& job) {
+  std::set<std::pair<int64_t, uint64_t>> seen;
+  for (const v1::CheckpointRecord& record : job.checkpoints()) {
+    if (!seen.emplace(record.step(), record.epoch()).second) {
+      Violate(absl::StrCat(job.id(), ": checkpoint of step ", record.step(), " twice"));
+    }
+    if (saved_.count({record.path(), record.step()}) == 0) {
+      Violate(absl::StrCat(job.id(), ": committed ", record.path(),
+                           ", which was never written completely"));
+    }
+  }
+  CheckBudget(job);
+}
+
+// Checks a job as users see it, each time that it is published; its checkpoints and ends only where
+// they are not those of the last time.
+void World::CheckJob(const v1::Job& job, bool history) {
   const std::string& id = job.id();
   const auto violate = [&](const std::string& what) { Violate(absl::StrCat(id, ": ", what)); };
   if (job.epoch() < epochs_[id]) {
@@ -248,15 +263,7 @@ void World::CheckJob(const v1::Job& job) {
             : static_cast<uint64_t>(job.attempts()) != job.epoch()) {
     violate(absl::StrCat(job.attempts(), " attempts, epoch ", job.epoch()));
   }
-  std::set<std::pair<int64_t, uint64_t>> seen;
-  for (const v1::CheckpointRecord& record : job.checkpoints()) {
-    if (!seen.emplace(record.step(), record.epoch()).second) {
-      violate(absl::StrCat("checkpoint of step ", record.step(), " twice"));
-    }
-    if (saved_.count({record.path(), record.step()}) == 0) {
-      violate(absl::StrCat("committed ", record.path(), ", which was never written completely"));
-    }
-  }
+  if (history) CheckHistory(job);
   if (job.last_committed_step() < committed_[id]) {
     violate(absl::StrCat("committed step went back from ", committed_[id], " to ",
                          job.last_committed_step()));
@@ -267,11 +274,11 @@ void World::CheckJob(const v1::Job& job) {
   if (counted != job.failures()) {
     violate(absl::StrCat(job.failures(), " failures, but ", counted, " causes count"));
   }
-  CheckBudget(job);
   for (const std::string& after : job.spec().after()) {
+    if (job.attempts() == 0 || !started_after_.emplace(id, after).second) continue;
     const std::string other = after.substr(0, after.find(':'));
     const absl::StatusOr<v1::Job> dependency = core_->GetJob(other);
-    if (job.attempts() > 0 && (!dependency.ok() || !IsFinal(dependency->state()))) {
+    if (!dependency.ok() || !IsFinal(dependency->state())) {
       violate(absl::StrCat("started before job ", other, " had ended"));
     }
   }

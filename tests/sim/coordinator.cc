@@ -30,6 +30,7 @@ void World::StartCoordinator() {
   ++coordinator_generation_;
   syncing_ = false;
   unsynced_.clear();
+  published_.clear();
   core_timer_ = absl::InfiniteFuture();
   ReadEventsBack();
   if (faults_on_ && options_.faults != Faults::kNone && rng_.Chance(0.3)) {
@@ -55,7 +56,7 @@ void World::ReadJobsBack(uint64_t generation) {
     return;
   }
   uint64_t next = 0;
-  for (const v1::Job& job : core_->ListJobs(0, 1000, &next)) CheckJob(job);
+  for (const v1::Job& job : core_->ListJobs(0, 1000, &next)) CheckJob(job, /*history=*/true);
 }
 
 void World::CrashCoordinator(absl::string_view why) {
@@ -228,12 +229,39 @@ void World::Release(const coordinator::CoreAction& action) {
       Feed(coordinator::TimerFired{});
     });
   } else if (const auto* changed = std::get_if<coordinator::JobChanged>(&action)) {
-    absl::StatusOr<v1::Job> job = core_->GetJob(changed->job.value());
-    if (!job.ok()) return Violate(absl::StrCat("changed job is unknown: ", changed->job.value()));
-    CheckJob(*job);
+    Publish(*changed);
+  } else if (const auto* forgotten = std::get_if<coordinator::JobForgotten>(&action)) {
+    published_.erase(forgotten->job.value());
   } else if (const auto* appended = std::get_if<coordinator::EventAppended>(&action)) {
     SeeEvent(appended->event);
   }
+}
+
+// Users see what was published before with the parts that changed.
+void World::Publish(const coordinator::JobChanged& change) {
+  v1::Job& job = published_[change.job.value()];
+  using coordinator::JobPart;
+  if (const auto& state = change.changed[JobPart::kState]; state != nullptr) {
+    v1::Job before = std::exchange(job, *state);
+    job.mutable_spec()->Swap(before.mutable_spec());
+    job.mutable_ranks()->Swap(before.mutable_ranks());
+    job.mutable_losses()->Swap(before.mutable_losses());
+    job.mutable_causes()->Swap(before.mutable_causes());
+    job.mutable_checkpoints()->Swap(before.mutable_checkpoints());
+  }
+  for (const JobPart part : {JobPart::kSpec, JobPart::kRanks, JobPart::kCurve, JobPart::kHistory}) {
+    const auto& changed = change.changed[part];
+    if (changed == nullptr) continue;
+    if (part == JobPart::kSpec) job.clear_spec();
+    if (part == JobPart::kRanks) job.clear_ranks();
+    if (part == JobPart::kCurve) job.clear_losses();
+    if (part == JobPart::kHistory) {
+      job.clear_causes();
+      job.clear_checkpoints();
+    }
+    job.MergeFrom(*changed);
+  }
+  CheckJob(job, change.changed[JobPart::kHistory] != nullptr);
 }
 
 // Checks an event as users see it: published, or read from the store after a crash.

@@ -237,7 +237,9 @@ class World {
   void CheckFencing(const v1::Event& event);
   void CheckCordons(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
-  void CheckJob(const v1::Job& job);
+  void CheckHistory(const v1::Job& job);
+  void CheckJob(const v1::Job& job, bool history);
+  void Publish(const coordinator::JobChanged& change);
   void CheckQueues();
   void CheckRecovery();
   // The device time that is stored is that of all devices, to the millisecond.
@@ -303,16 +305,18 @@ class World {
   std::map<std::string, int64_t> committed_;         // job id -> newest acknowledged step
   // job id -> epoch -> newest step that it committed, by the events
   std::map<std::string, std::map<uint64_t, int64_t>> committed_by_;
-  std::map<std::string, uint64_t> ended_epochs_;      // job id -> newest whose end was published
-  std::map<std::string, uint64_t> epochs_;            // job id -> newest epoch seen by anybody
-  std::map<JobEpoch, int64_t> restored_;              // step an attempt started from
-  std::set<JobEpoch> stopped_;                        // attempts that stopped at a step boundary
-  std::set<JobEpoch> lost_;                           // attempts with a rank on a lost worker
-  std::map<JobEpoch, int64_t> reached_;               // step an attempt got to
-  std::map<std::string, int64_t> finished_ranks_;     // job id -> ranks that trained all steps
-  std::map<std::string, v1::JobState> final_states_;  // job id -> as first acknowledged
-  std::set<JobEpoch> allocated_;                      // every attempt that ever was
-  std::set<std::string> cordoned_;                    // workers, by the events
+  std::map<std::string, uint64_t> ended_epochs_;   // job id -> newest whose end was published
+  std::map<std::string, uint64_t> epochs_;         // job id -> newest epoch seen by anybody
+  std::map<JobEpoch, int64_t> restored_;           // step an attempt started from
+  std::set<JobEpoch> stopped_;                     // attempts that stopped at a step boundary
+  std::set<JobEpoch> lost_;                        // attempts with a rank on a lost worker
+  std::map<JobEpoch, int64_t> reached_;            // step an attempt got to
+  std::map<std::string, int64_t> finished_ranks_;  // job id -> ranks that trained all steps
+  std::map<std::string, v1::Job> published_;       // by id; of this coordinator
+  std::set<std::pair<std::string, std::string>> started_after_;  // job id, entry of its `after`
+  std::map<std::string, v1::JobState> final_states_;             // job id -> as first acknowledged
+  std::set<JobEpoch> allocated_;                                 // every attempt that ever was
+  std::set<std::string> cordoned_;                               // workers, by the events
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a
