@@ -47,26 +47,28 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
     at = std::max(at, connection.to_coordinator);
     connection.to_coordinator = at;
   }
-  const int copies = odd && rng_.Chance(0.02) ? 2 : 1;
-  if (copies == 2) Count("duplicated");
-  for (int copy = 0; copy < copies; ++copy) {
-    queue_.At(at + absl::Milliseconds(copy * 5), [this, id = connection.id, message]() mutable {
-      auto found = connections_.find(id);
-      if (found == connections_.end()) return;
-      Connection& link = found->second;
-      if (link.coordinator_generation != coordinator_generation_ || !link.coordinator_open ||
-          core_ == nullptr || machines_[link.worker].mute) {
-        return;
-      }
-      const coordinator::SessionId session(id);
-      if (message.has_hello()) {
-        Feed(coordinator::SessionOpened{session, Incarnation(message.incarnation()),
-                                        message.hello()});
-      } else {
-        Feed(coordinator::SessionMessage{session, std::move(message)});
-      }
-    });
+  const auto deliver = [this, id = connection.id](v1::FromWorker arrived) {
+    auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    Connection& link = found->second;
+    if (link.coordinator_generation != coordinator_generation_ || !link.coordinator_open ||
+        core_ == nullptr || machines_[link.worker].mute) {
+      return;
+    }
+    const coordinator::SessionId session(id);
+    if (arrived.has_hello()) {
+      Feed(
+          coordinator::SessionOpened{session, Incarnation(arrived.incarnation()), arrived.hello()});
+    } else {
+      Feed(coordinator::SessionMessage{session, std::move(arrived)});
+    }
+  };
+  if (odd && rng_.Chance(0.02)) {
+    Count("duplicated");
+    queue_.At(at + absl::Milliseconds(5),
+              [deliver, message]() mutable { deliver(std::move(message)); });
   }
+  queue_.At(at, [deliver, message = std::move(message)]() mutable { deliver(std::move(message)); });
 }
 
 void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
