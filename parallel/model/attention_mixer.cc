@@ -34,11 +34,11 @@ class AttentionMixer : public Mixer {
              {spec.name + ".qkv", spec.hidden, spec.heads, spec.kv_heads, spec.head_width,
               spec.stddev, spec.bias},
              shard) {
-    output_ =
-        AddRowParallel(registry,
-                       {spec.name + ".output", spec.hidden, spec.heads * spec.head_width,
-                        spec.output_stddev, spec.bias},
-                       {shard.heads.begin * qkv_.depth(), shard.heads.end * qkv_.depth()}, shard);
+    output_ = AddRowParallel(registry,
+                             {spec.name + ".output", spec.hidden, spec.heads * spec.head_width,
+                              spec.output_stddev, spec.bias},
+                             {shard.heads().begin * qkv_.depth(), shard.heads().end * qkv_.depth()},
+                             shard);
   }
 
   std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<AttentionSaved>(); }

@@ -26,7 +26,7 @@ ParameterId AddTable(ParameterRegistry& registry, const std::string& name,
   Parameter table;
   table.name = name;
   table.global_shape = {config.vocab, config.hidden};
-  table.box = {{shard.vocab.begin, 0}, {shard.vocab.size(), config.hidden}};
+  table.box = {{shard.vocab().begin, 0}, {shard.vocab().size(), config.hidden}};
   table.storage_rows = shard.vocab_storage;
   table.weight_decay = true;
   table.initializer = Initializer::kNormal;
@@ -90,7 +90,7 @@ class EmbeddingBlock : public Block {
     }
     if (shard_.size > 1) {
       tokens = saved.tokens;
-      kernels::ShardTokens(pass.stream, batch.tokens, shard_.vocab.begin, shard_.vocab.size(),
+      kernels::ShardTokens(pass.stream, batch.tokens, shard_.vocab().begin, shard_.vocab().size(),
                            tokens);
       // Vectors are summed over the ranks, so only one rank adds the positions.
       if (shard_.rank != 0) positions = Tensor();

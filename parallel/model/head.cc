@@ -142,7 +142,7 @@ class HeadBlock : public Block {
     } else {
       kernels::CrossEntropyArgs loss;
       loss.logits = logits;
-      loss.vocab = shard_.vocab.size();
+      loss.vocab = shard_.vocab().size();
       FillLoss(pass, batch, saved, begin, loss);
       kernels::CrossEntropy(pass.stream, loss);
     }
@@ -177,8 +177,8 @@ class HeadBlock : public Block {
     kernels::CrossEntropyStatsArgs own;
     own.logits = logits;
     own.targets = batch.targets.Rows(begin, count);
-    own.first = shard_.vocab.begin;
-    own.vocab = shard_.vocab.size();
+    own.first = shard_.vocab().begin;
+    own.vocab = shard_.vocab().size();
     own.stats = all.Rows(shard_.rank * count, count);
     kernels::CrossEntropyStats(pass.stream, own);
     pass.tensor->AllGather(pass.stream, all);

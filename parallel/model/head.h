@@ -26,7 +26,7 @@ int64_t HeadChunk(const BatchShape& shape, int64_t vocab_storage);
 // is the matrix of the GEMM: the token embedding's own, whose Backward reports its gradient as
 // complete
 // (`shared`), or another, which the head reports. With tensor parallelism it has the rows of
-// `shard.vocab`, and all ranks compute all losses by exchanging three numbers per token
+// `shard.vocab()`, and all ranks compute all losses by exchanging three numbers per token
 // (kernels/loss/cross_entropy.h).
 std::unique_ptr<Block> MakeHead(ParameterRegistry& registry, const NormSpec& norm, int64_t hidden,
                                 const TensorShard& shard, ParameterId table, bool shared);

@@ -174,10 +174,10 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   const bool rotary = config.position == PositionKind::kRotary;
   const AttentionSizes attention = AttentionOf(config);
   CHECK(!rotary || attention.depth % 2 == 0);
-  const SplitSizes sizes = SplitOf(config);
-  CHECK_OK(CheckTensorParallel(parallel, sizes));
+  const SplitList units = SplitOf(config);
+  CHECK_OK(CheckTensorParallel(parallel, units));
   CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
-  const TensorShard tensor = TensorShard::Make(parallel, sizes);
+  const TensorShard tensor = TensorShard::Make(parallel, units);
   auto registry = std::make_unique<ParameterRegistry>();
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<BlockRange> parts = parallel.parts;
@@ -245,7 +245,9 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
     shape.rope_scaling = config.rope_scaling;
   }
   shape.tensor_size = tensor.size;
-  if (tensor.shares_kv) shape.kv_group = static_cast<int>(tensor.kv_heads.begin);
+  if (tensor.share(SplitKind::kHeads).shares) {
+    shape.kv_group = static_cast<int>(tensor.kv_heads().begin);
+  }
   shape.sequence_parallel = tensor.sequence;
   shape.tensor_overlap = tensor.overlap;
   shape.split_backward = parallel.split_backward;

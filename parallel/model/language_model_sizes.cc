@@ -128,19 +128,17 @@ ScanSizes ScanOf(const LanguageModelConfig& config) {
   return {mamba.heads, mamba.head_width, mamba.groups, mamba.state, mamba.taps};
 }
 
-SplitSizes SplitOf(const LanguageModelConfig& config) {
-  SplitSizes sizes;
+SplitList SplitOf(const LanguageModelConfig& config) {
+  SplitList units;
   if (Has(config, LayerKind::kAttention)) {
-    sizes.heads = config.heads;
-    sizes.kv_heads = config.kv_heads;
+    units.push_back({SplitKind::kHeads, config.heads, config.kv_heads});
   }
   if (Has(config, LayerKind::kMamba2)) {
-    sizes.ssm_heads = config.mamba2.heads;
-    sizes.ssm_groups = config.mamba2.groups;
+    units.push_back({SplitKind::kScanHeads, config.mamba2.heads, config.mamba2.groups});
   }
-  if (Has(config, LayerKind::kMlp)) sizes.ffn = config.ffn;
-  sizes.vocab = config.vocab;
-  return sizes;
+  if (Has(config, LayerKind::kMlp)) units.push_back({SplitKind::kMlpColumns, config.ffn});
+  units.push_back({SplitKind::kVocabulary, config.vocab});
+  return units;
 }
 
 BlockExchanges ExchangesOf(const LanguageModelConfig& config, const Layers& block, int ranks) {

@@ -37,7 +37,7 @@ AttentionSizes AttentionOf(const LanguageModelConfig& config);
 // State-space mixers, likewise.
 ScanSizes ScanOf(const LanguageModelConfig& config);
 // What the ranks of a tensor group share out. Sizes of mixers that no block has are 0.
-SplitSizes SplitOf(const LanguageModelConfig& config);
+SplitList SplitOf(const LanguageModelConfig& config);
 // What a block exchanges with the other ranks of a tensor group of `ranks` and of its context
 // group.
 BlockExchanges ExchangesOf(const LanguageModelConfig& config, const std::vector<LayerKind>& block,

@@ -45,7 +45,7 @@ Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
   bias.global_shape = {spec.outputs};
   for (Parameter* parameter : {&weight, &bias}) {
     parameter->sharing = sharing;
-    parameter->first_sharer = shard.rank == shard.kv_sharers.begin;
+    parameter->first_sharer = shard.rank == shard.share(SplitKind::kHeads).sharers.begin;
     parameter->in_two = in_two;
   }
   if (shard.size > 1) {

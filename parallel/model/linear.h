@@ -32,8 +32,8 @@ struct LinearSpec {
 };
 
 // Column-parallel: this rank holds the weight's rows (outputs) in `rows`, one span after another.
-// kShared: all ranks of shard.kv_sharers hold the same. `in_two`: another call adds the other rows
-// of the matrix.
+// kShared: all ranks of SplitShare::sharers of the heads hold the same. `in_two`: another call adds
+// the other rows of the matrix.
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
                          const std::vector<Span>& rows, const TensorShard& shard,
                          TensorSharing sharing, bool in_two = false);

@@ -53,25 +53,25 @@ absl::Status CheckSplit(const ModelParallel& parallel) {
 
 // Whether the context ranks can share the heads of every tensor rank, so that all ranks refuse
 // alike. Requires: CheckTensorParallel().
-absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence,
-                          const SplitSizes& sizes) {
+absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, const SplitList& units) {
   if (parallel.context_size == 1) return absl::OkStatus();
   // Checks the longest sequence; shorter ones are checked where they are known.
   const int64_t chunks = 2 * parallel.context_size;
   ModelParallel place = parallel;
   for (int rank = 0; rank < parallel.tensor_size; ++rank) {
     place.tensor_rank = rank;
-    const TensorShard held = TensorShard::Make(place, sizes);
+    const TensorShard held = TensorShard::Make(place, units);
     absl::Status status;
-    if (sizes.heads > 0) {
+    if (held.heads().size() > 0) {
       status = Validate(ContextShape{parallel.context_method, parallel.context_size, /*batch=*/1,
                                      std::max<int64_t>(1, sequence / chunks) * chunks,
-                                     held.heads.size(), held.kv_heads.size(), /*width=*/1});
+                                     held.heads().size(), held.kv_heads().size(), /*width=*/1});
     }
-    if (status.ok() && sizes.ssm_heads > 0 && parallel.scan_method == ScanMethod::kAllToAll) {
+    if (status.ok() && held.ssm_heads().size() > 0 &&
+        parallel.scan_method == ScanMethod::kAllToAll) {
       status = Validate(HeadsShape{.ranks = parallel.context_size,
-                                   .heads = held.ssm_heads.size(),
-                                   .groups = held.ssm_groups.size()});
+                                   .heads = held.ssm_heads().size(),
+                                   .groups = held.ssm_groups().size()});
     }
     if (status.ok()) continue;
     return parallel.tensor_size == 1 ? status
@@ -118,11 +118,11 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
         absl::StrCat("dropout ", parallel.dropout, " is not a probability from 0 to less than 1"));
   }
   ASSIGN_OR_RETURN(const LanguageModelConfig config, family.config(description));
-  const SplitSizes sizes = SplitOf(config);
+  const SplitList units = SplitOf(config);
   RETURN_IF_ERROR(CheckParts(parallel, static_cast<int64_t>(config.blocks.size()) + 2));
   RETURN_IF_ERROR(CheckSplit(parallel));
-  RETURN_IF_ERROR(CheckTensorParallel(parallel, sizes));
-  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, sizes));
+  RETURN_IF_ERROR(CheckTensorParallel(parallel, units));
+  RETURN_IF_ERROR(CheckContext(parallel, config.sequence_length, units));
   return MakeLanguageModel(config, description, parallel);
 }
 

@@ -46,10 +46,10 @@ class Mamba2Mixer : public Mixer {
               const Recomputed& recomputed, const ModelParallel& parallel)
       : spec_(spec),
         shard_(shard),
-        shares_(shard.shares_ssm_groups),
-        heads_(shard.ssm_heads.size()),
+        shares_(shard.share(SplitKind::kScanHeads).shares),
+        heads_(shard.ssm_heads().size()),
         width_(heads_ * spec.head_width),
-        groups_(shard.ssm_groups.size()),
+        groups_(shard.ssm_groups().size()),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
         recomputes_scan_(recomputed.mixing && !recomputed.gemms),
         split_(parallel.split_backward),
@@ -57,11 +57,11 @@ class Mamba2Mixer : public Mixer {
         by_heads_(context_size_ > 1 && parallel.scan_method == ScanMethod::kAllToAll),
         passes_states_(context_size_ > 1 && !by_heads_) {
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
-    const Span own = {shard.ssm_heads.begin * spec.head_width,
-                      shard.ssm_heads.end * spec.head_width};
+    const Span own = {shard.ssm_heads().begin * spec.head_width,
+                      shard.ssm_heads().end * spec.head_width};
     const Span held =
         shares_ ? Span{0, group}
-                : Span{shard.ssm_groups.begin * spec.state, shard.ssm_groups.end * spec.state};
+                : Span{shard.ssm_groups().begin * spec.state, shard.ssm_groups().end * spec.state};
     held_ = held.size();
     const auto behind = [](Span span, int64_t rows) {
       return Span{rows + span.begin, rows + span.end};
@@ -77,7 +77,7 @@ class Mamba2Mixer : public Mixer {
     };
     std::vector<Span> rows = {own};
     for (const Span& span : projected(shares_ ? x : xbc)) rows.push_back(span);
-    rows.push_back(behind(shard.ssm_heads, 2 * inner + 2 * group));
+    rows.push_back(behind(shard.ssm_heads(), 2 * inner + 2 * group));
     const LinearSpec in = {spec.name + ".in_proj", 2 * inner + 2 * group + spec.heads, spec.hidden,
                            spec.stddev, /*bias=*/false};
     in_proj_ = AddColumnParallel(registry, in, rows, shard, shard.sharded(), /*in_two=*/shares_);
@@ -95,7 +95,7 @@ class Mamba2Mixer : public Mixer {
       return Add(registry, FullPrecision(spec.name + name, {size}, initializer, low, high), {part},
                  shard.sharded());
     };
-    const Span& heads = shard.ssm_heads;
+    const Span heads = shard.ssm_heads();
     dt_bias_ =
         add(".dt_bias", spec.heads, heads, Initializer::kInverseSoftplusOfLogUniform, 0.001, 0.1);
     a_log_ = add(".a_log", spec.heads, heads, Initializer::kLogOfUniform, 1, 16);
@@ -460,7 +460,9 @@ class Mamba2Mixer : public Mixer {
   }
   // The columns of B or C in `conv` that this rank's heads read. With shared groups it holds those
   // of all groups.
-  int64_t FirstB() const { return width_ + (shares_ ? shard_.ssm_groups.begin * spec_.state : 0); }
+  int64_t FirstB() const {
+    return width_ + (shares_ ? shard_.ssm_groups().begin * spec_.state : 0);
+  }
   int64_t FirstC() const { return FirstB() + held_; }
   kernels::SsdArgs Scan(const Pass& pass, const Rows& rows) const {
     kernels::SsdArgs args;
@@ -487,7 +489,7 @@ class Mamba2Mixer : public Mixer {
     args.rstd = rows.rstd;
     args.groups = groups_;
     if (shares_) {
-      args.sums = Flat(rows.sums, shard_.ssm_groups.begin, 1);
+      args.sums = Flat(rows.sums, shard_.ssm_groups().begin, 1);
       args.group_width = spec_.heads / spec_.groups * spec_.head_width;
     }
     args.epsilon = spec_.norm_epsilon;
@@ -570,7 +572,7 @@ class Mamba2Mixer : public Mixer {
   ScanByHeads::Inputs InputsByHeads(const Rows& rows, const Tensor& packed,
                                     const Tensor& pairs) const {
     const Tensor& bc = shares_ ? pairs : packed;
-    const int64_t b = shares_ ? shard_.ssm_groups.begin * spec_.state : 2 * width_;
+    const int64_t b = shares_ ? shard_.ssm_groups().begin * spec_.state : 2 * width_;
     return {Columns(rows, packed, width_, heads_, spec_.head_width),
             Columns(rows, bc, b, groups_, spec_.state),
             Columns(rows, bc, b + held_, groups_, spec_.state),

@@ -32,21 +32,21 @@ class MlpMixer : public Mixer {
  public:
   MlpMixer(ParameterRegistry& registry, const MlpSpec& spec, const TensorShard& shard,
            const Recomputed& recomputed)
-      : ffn_(shard.ffn.size()),
+      : ffn_(shard.ffn().size()),
         activation_(EpilogueOf(spec.kind)),
         swiglu_(spec.kind == MlpKind::kSwiglu),
         recomputes_gemms_(recomputed.gemms),
         recomputes_activation_(recomputed.activation) {
     CHECK(spec.kind != MlpKind::kRelu2 || !spec.bias) << spec.name;
-    std::vector<Span> rows = {shard.ffn};
-    if (swiglu_) rows.push_back({spec.ffn + shard.ffn.begin, spec.ffn + shard.ffn.end});
+    std::vector<Span> rows = {shard.ffn()};
+    if (swiglu_) rows.push_back({spec.ffn + shard.ffn().begin, spec.ffn + shard.ffn().end});
     up_ = AddColumnParallel(
         registry,
         {spec.name + ".up", swiglu_ ? 2 * spec.ffn : spec.ffn, spec.hidden, spec.stddev, spec.bias},
         rows, shard);
     down_ = AddRowParallel(
         registry, {spec.name + ".down", spec.hidden, spec.ffn, spec.output_stddev, spec.bias},
-        shard.ffn, shard);
+        shard.ffn(), shard);
   }
 
   std::unique_ptr<Saved> MakeSaved() const override { return std::make_unique<MlpSaved>(); }

@@ -13,16 +13,16 @@ using kernels::Tensor;
 QkvProjection::QkvProjection(ParameterRegistry& registry, const Spec& spec,
                              const TensorShard& shard)
     : hidden_(spec.hidden),
-      heads_(shard.heads.size()),
-      kv_heads_(shard.kv_heads.size()),
+      heads_(shard.heads().size()),
+      kv_heads_(shard.kv_heads().size()),
       depth_(spec.head_width),
-      shares_(shard.shares_kv) {
+      shares_(shard.share(SplitKind::kHeads).shares) {
   const int64_t keys = spec.heads * depth_, values = keys + spec.kv_heads * depth_;
   const LinearSpec whole = {spec.name, values + spec.kv_heads * depth_, spec.hidden, spec.stddev,
                             spec.bias};
-  const Span q = {shard.heads.begin * depth_, shard.heads.end * depth_};
-  const Span k = {keys + shard.kv_heads.begin * depth_, keys + shard.kv_heads.end * depth_};
-  const Span v = {values + shard.kv_heads.begin * depth_, values + shard.kv_heads.end * depth_};
+  const Span q = {shard.heads().begin * depth_, shard.heads().end * depth_};
+  const Span k = {keys + shard.kv_heads().begin * depth_, keys + shard.kv_heads().end * depth_};
+  const Span v = {values + shard.kv_heads().begin * depth_, values + shard.kv_heads().end * depth_};
   if (shares_) {
     packed_ = AddColumnParallel(registry, whole, {q}, shard, TensorSharing::kSharded,
                                 /*in_two=*/true);

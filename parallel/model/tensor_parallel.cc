@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "kernels/device/device.h"
 #include "kernels/memory/memory.h"
@@ -130,23 +131,19 @@ Span ShardOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
   return {span.begin * unit, std::min(size, span.end * unit)};
 }
 
-// Heads of a rank and the groups of heads that they belong to.
-struct HeadShare {
-  Span heads, groups;
-  bool shares = false;  // there are fewer groups than ranks
-  Span sharers;         // the ranks with heads of the same group
-};
-
-// A rank gets whole groups, or, where there are fewer groups than ranks, some heads of one.
-HeadShare ShareOf(int64_t heads, int64_t groups, const ModelParallel& parallel) {
+// A rank gets whole groups, or, where there are fewer groups than ranks, a part of one.
+SplitShare ShareOf(const SplitUnit& unit, const ModelParallel& parallel) {
   const int rank = parallel.tensor_rank;
-  HeadShare share;
-  share.sharers = {rank, rank + 1};
-  if (heads == 0) return share;
-  const int64_t each = heads / groups;
+  const int64_t groups = unit.groups;
+  SplitShare share = {.kind = unit.kind, .sharers = {rank, rank + 1}};
+  if (groups == 0) {
+    share.span = ShardOf(unit.size, UnitSize(unit.size, parallel.tensor_size), parallel);
+    return share;
+  }
+  const int64_t each = unit.size / groups;
   if (groups >= parallel.tensor_size) {
     share.groups = ShardOf(groups, 1, parallel);
-    share.heads = {each * share.groups.begin, each * share.groups.end};
+    share.span = {each * share.groups.begin, each * share.groups.end};
     return share;
   }
   share.shares = true;
@@ -163,7 +160,7 @@ HeadShare ShareOf(int64_t heads, int64_t groups, const ModelParallel& parallel) 
   }
   const Span own =
       SplitUnits(each, static_cast<int>(runs[group].size()), weights)[rank - runs[group].begin];
-  share.heads = {group * each + own.begin, group * each + own.end};
+  share.span = {group * each + own.begin, group * each + own.end};
   return share;
 }
 
@@ -173,7 +170,28 @@ TensorShard TensorShard::Of(const ModelDescription& model, const ModelParallel& 
   return Make(parallel, SplitOf(ConfigOf(model)));
 }
 
-TensorShard TensorShard::Make(const ModelParallel& parallel, const SplitSizes& sizes) {
+const char* Name(SplitKind kind) {
+  switch (kind) {
+    case SplitKind::kHeads:
+      return "attention heads";
+    case SplitKind::kScanHeads:
+      return "state-space heads";
+    case SplitKind::kMlpColumns:
+      return "MLP columns";
+    case SplitKind::kVocabulary:
+      return "rows of the vocabulary";
+  }
+  return "unknown";
+}
+
+const SplitShare& TensorShard::share(SplitKind kind) const {
+  static constexpr SplitShare kNone = {.kind = SplitKind::kHeads, .span = {}};
+  const auto found = std::find_if(shares.begin(), shares.end(),
+                                  [kind](const SplitShare& share) { return share.kind == kind; });
+  return found == shares.end() ? kNone : *found;
+}
+
+TensorShard TensorShard::Make(const ModelParallel& parallel, const SplitList& units) {
   TensorShard shard;
   shard.rank = parallel.tensor_rank;
   shard.size = parallel.tensor_size;
@@ -183,22 +201,14 @@ TensorShard TensorShard::Make(const ModelParallel& parallel, const SplitSizes& s
   if (shard.overlap == TensorOverlap::kHalves && parallel.split_backward) {
     shard.overlap = TensorOverlap::kBackward;
   }
-  const HeadShare attention = ShareOf(sizes.heads, sizes.kv_heads, parallel);
-  shard.heads = attention.heads;
-  shard.kv_heads = attention.groups;
-  shard.shares_kv = attention.shares;
-  shard.kv_sharers = attention.sharers;
-  const HeadShare ssm = ShareOf(sizes.ssm_heads, sizes.ssm_groups, parallel);
-  shard.ssm_heads = ssm.heads;
-  shard.ssm_groups = ssm.groups;
-  shard.shares_ssm_groups = ssm.shares;
-  if (sizes.ffn > 0) shard.ffn = ShardOf(sizes.ffn, UnitSize(sizes.ffn, shard.size), parallel);
-  const int64_t vocab = sizes.vocab;
-  const int64_t unit = UnitSize(vocab, shard.size);
-  shard.vocab = ShardOf(vocab, unit, parallel);
   ModelParallel first = parallel;
   first.tensor_rank = 0;
-  const Span most = parallel.tensor_weights.empty() ? ShardOf(vocab, unit, first) : shard.vocab;
+  Span most;
+  for (const SplitUnit& unit : units) {
+    shard.shares.push_back(ShareOf(unit, parallel));
+    if (unit.kind != SplitKind::kVocabulary) continue;
+    most = parallel.tensor_weights.empty() ? ShareOf(unit, first).span : shard.vocab();
+  }
   shard.vocab_storage = VocabStorage(most.size());
   return shard;
 }
@@ -379,27 +389,23 @@ Tensor TensorShard::OwnRows(const Tensor& all) const {
   return all.Rows(rank * count, count);
 }
 
-absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitSizes& sizes) {
+absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitList& units) {
   const int size = parallel.tensor_size;
   if (size < 1 || parallel.tensor_rank < 0 || parallel.tensor_rank >= size) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "tensor rank %d of a tensor-parallel group of %d", parallel.tensor_rank, size));
   }
-  int64_t most = sizes.vocab;
-  std::string has;
-  const auto limit = [&](int64_t units, const std::string& text) {
-    if (units == 0) return;
-    most = std::min(most, units);
-    absl::StrAppend(&has, text);
-  };
-  limit(sizes.heads, absl::StrCat(sizes.heads, " attention heads, "));
-  limit(sizes.ssm_heads, absl::StrCat(sizes.ssm_heads, " state-space heads, "));
-  limit(sizes.ffn, absl::StrCat("an MLP of ", sizes.ffn, " columns "));
+  int64_t most = std::numeric_limits<int64_t>::max();
+  std::vector<std::string> has;
+  for (const SplitUnit& unit : units) {
+    most = std::min(most, unit.size);
+    has.push_back(absl::StrCat(unit.size, " ", Name(unit.kind)));
+  }
   if (most < size) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "tensor parallelism over %d ranks leaves some of them without work: the model has %sand a "
-        "vocabulary of %d; the tensor degree can be at most %d",
-        size, has, sizes.vocab, most));
+        "tensor parallelism over %d ranks leaves some of them without work: the model has %s; the "
+        "tensor degree can be at most %d",
+        size, absl::StrJoin(has, ", "), most));
   }
   if (parallel.tensor_overlap == TensorOverlap::kChunked && !parallel.sequence_parallel) {
     return absl::InvalidArgumentError(

@@ -36,15 +36,25 @@
 
 namespace muster::parallel {
 
-// What the ranks of a tensor group share out, of the whole model. Sizes that it lacks are 0.
-struct SplitSizes {
-  int64_t heads = 0;     // of attention
-  int64_t kv_heads = 0;  // divides heads
-  int64_t ssm_heads = 0;
-  int64_t ssm_groups = 0;  // of state-space heads that share B and C; divides ssm_heads
-  int64_t ffn = 0;
-  int64_t vocab = 0;
+// What the ranks of a tensor group share out.
+enum class SplitKind : uint8_t {
+  kHeads,       // query heads of attention, in groups of a key/value head each
+  kScanHeads,   // state-space heads, in groups that share B and C
+  kMlpColumns,  // of the MLP's inner width
+  kVocabulary,  // rows of the token table and of the head
 };
+const char* Name(SplitKind kind);  // "attention heads"
+
+// One of them, of the whole model.
+struct SplitUnit {
+  SplitKind kind;
+  int64_t size = 0;  // > 0
+  // How many groups of equal size it is made of, which stay whole where each rank can have one; 0:
+  // none, it is cut into blocks of UnitSize.
+  int64_t groups = 0;
+};
+// A model has each kind at most once, and always a vocabulary.
+using SplitList = std::vector<SplitUnit>;
 
 // [begin, end) of some dimension.
 struct Span {
@@ -76,25 +86,37 @@ int64_t UnitSize(int64_t size, int ranks);
 // of 16 for small ones. The padding rows are zero.
 int64_t VocabStorage(int64_t vocab);
 
+// What one rank of the tensor group holds of a SplitUnit.
+struct SplitShare {
+  SplitKind kind;
+  Span span;            // of its size
+  Span groups = {};     // that the span lies in; empty without groups
+  bool shares = false;  // whether there are fewer groups than ranks, so that some share one
+  Span sharers = {};    // the ranks with parts of the same group, including itself
+};
+
 // What one rank of the tensor group holds, and its collectives.
 struct TensorShard {
   int rank = 0;
   int size = 1;
   bool sequence = false;                         // false when size is 1
   TensorOverlap overlap = TensorOverlap::kNone;  // kNone when size is 1
-  Span heads, kv_heads, ssm_heads, ssm_groups, ffn, vocab;
+  std::vector<SplitShare> shares;                // of every kind that the model has
   // VocabStorage of the rank's shard of the vocabulary; with equal weights, of the largest shard,
   // so that memory is laid out alike on all ranks of the group.
   int64_t vocab_storage = 0;
-  // Whether the model has fewer key/value heads than ranks, and the ranks that share this rank's
-  // head, including itself.
-  bool shares_kv = false;
-  Span kv_sharers;
-  // Whether the model has fewer groups of state-space heads than ranks.
-  bool shares_ssm_groups = false;
+
+  // Of a kind that the model lacks, an empty one.
+  const SplitShare& share(SplitKind kind) const;
+  Span heads() const { return share(SplitKind::kHeads).span; }
+  Span kv_heads() const { return share(SplitKind::kHeads).groups; }
+  Span ssm_heads() const { return share(SplitKind::kScanHeads).span; }
+  Span ssm_groups() const { return share(SplitKind::kScanHeads).groups; }
+  Span ffn() const { return share(SplitKind::kMlpColumns).span; }
+  Span vocab() const { return share(SplitKind::kVocabulary).span; }
 
   // Requires: CheckTensorParallel.
-  static TensorShard Make(const ModelParallel& parallel, const SplitSizes& sizes);
+  static TensorShard Make(const ModelParallel& parallel, const SplitList& units);
   // The same by the sizes of the model. Requires: a description that MakeModel takes.
   static TensorShard Of(const ModelDescription& model, const ModelParallel& parallel);
 
@@ -178,7 +200,7 @@ kernels::Tensor SliceOf(const kernels::Tensor& x, int slices, int slice);
 
 // kInvalidArgument, with all numbers, when a rank would have no unit or `parallel` contradicts
 // itself.
-absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitSizes& sizes);
+absl::Status CheckTensorParallel(const ModelParallel& parallel, const SplitList& units);
 
 }  // namespace muster::parallel
 

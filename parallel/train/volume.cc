@@ -157,8 +157,8 @@ class Formulas {
       // over the tensor group once a step.
       if (bucket.partial) volume.tensor += AllReduced(bytes, tensor_, part_.tensor_rank);
       if (bucket.shared) {
-        volume.keys +=
-            AllReduced(bytes, held_.kv_sharers.size(), part_.tensor_rank - held_.kv_sharers.begin);
+        const Span sharers = held_.share(SplitKind::kHeads).sharers;
+        volume.keys += AllReduced(bytes, sharers.size(), part_.tensor_rank - sharers.begin);
       }
     }
     volume.gradients = Gradients();
@@ -187,7 +187,7 @@ class Formulas {
   int64_t Attention(int64_t forwards) const {
     if (context_ == 1) return 0;
     const int64_t depth = place_.model.shape().attention.depth;
-    const int64_t heads = held_.heads.size(), key_heads = held_.kv_heads.size();
+    const int64_t heads = held_.heads().size(), key_heads = held_.kv_heads().size();
     const int64_t keys = tokens_ * key_heads * depth, queries = tokens_ * heads * depth;
     if (part_.context_method == ContextMethod::kAllToAll) {
       const int64_t copies = std::max<int64_t>(key_heads, context_) / key_heads;
@@ -206,19 +206,20 @@ class Formulas {
       shape.ranks = static_cast<int>(context_);
       shape.batch = place_.options.micro_batch;
       shape.sequence = place_.sequence_length;
-      shape.heads = held_.ssm_heads.size();
-      shape.groups = held_.ssm_groups.size();
+      shape.heads = held_.ssm_heads().size();
+      shape.groups = held_.ssm_groups().size();
       shape.width = sizes.head_width;
       shape.state = sizes.state;
       shape.activation = BatchShapeOf(place_).activation;
       return (forwards + 1) * PassBytes(shape);
     }
     // With fewer groups than tensor ranks, every rank holds all of them.
-    const int64_t groups = held_.shares_ssm_groups ? sizes.groups : held_.ssm_groups.size();
+    const int64_t groups =
+        held_.share(SplitKind::kScanHeads).shares ? sizes.groups : held_.ssm_groups().size();
     ScanShape shape;
     shape.ranks = static_cast<int>(context_);
     shape.batch = place_.options.micro_batch;
-    shape.heads = held_.ssm_heads.size();
+    shape.heads = held_.ssm_heads().size();
     shape.width = sizes.head_width;
     shape.state = sizes.state;
     shape.taps = sizes.taps;

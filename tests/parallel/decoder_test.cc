@@ -57,9 +57,10 @@ class Stack {
     config_.sequence_length = window;
     config_.norm.kind = NormKind::kRms;
     config_.position = PositionKind::kNone;
-    shard_ = TensorShard::Make(
-        {},
-        {.heads = 4, .kv_heads = 2, .ssm_heads = 4, .ssm_groups = 2, .ffn = 31, .vocab = kVocab});
+    shard_ = TensorShard::Make({}, {{SplitKind::kHeads, 4, 2},
+                                    {SplitKind::kScanHeads, 4, 2},
+                                    {SplitKind::kMlpColumns, 31},
+                                    {SplitKind::kVocabulary, kVocab}});
     auto registry = std::make_unique<ParameterRegistry>();
     registry->BeginBlock(0, true);
     const ParameterId table = AddTokenTable(*registry, config_, shard_, TableUse::kOneStage);

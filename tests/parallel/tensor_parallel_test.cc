@@ -311,7 +311,7 @@ TEST(MakeModel, TensorParallelismThatDoesNotFit_IsRefusedWithAllNumbers) {
   EXPECT_THAT(refusal(Llama(true), parallel),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("over 11 ranks leaves some of them without work: the model has 10 "
-                                 "attention heads, an MLP of 53 columns and a vocabulary of 61; "
+                                 "attention heads, 53 MLP columns, 61 rows of the vocabulary; "
                                  "the tensor degree can be at most 10")));
   parallel.tensor_size = 2;
   parallel.tensor_rank = 2;
@@ -336,7 +336,9 @@ TEST(TensorShard, Halves_AreOfSamplesAndHaveRowsOnEveryRank) {
   parallel.tensor_rank = 1;
   parallel.tensor_overlap = TensorOverlap::kHalves;
   const auto part = [&] {
-    return TensorShard::Make(parallel, {.heads = 6, .kv_heads = 6, .ffn = 48, .vocab = 61});
+    return TensorShard::Make(
+        parallel,
+        {{SplitKind::kHeads, 6, 6}, {SplitKind::kMlpColumns, 48}, {SplitKind::kVocabulary, 61}});
   };
   const BatchShape four = {.batch = 4, .sequence = 9}, odd = {.batch = 3, .sequence = 8};
   EXPECT_EQ(part().slices(four), 2);
@@ -417,7 +419,9 @@ TEST(UnitSize, GivesAllRanksAsManyWhereSmallerUnitsDo) {
 TEST(TensorShard, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
   for (const int64_t vocab : {128256, 50257, 32000, 61, 4099}) {
     for (const int ranks : {1, 2, 3, 4, 8}) {
-      const SplitSizes sizes = {.heads = 24, .kv_heads = 24, .ffn = 1024, .vocab = vocab};
+      const SplitList sizes = {{SplitKind::kHeads, 24, 24},
+                               {SplitKind::kMlpColumns, 1024},
+                               {SplitKind::kVocabulary, vocab}};
       ModelParallel parallel;
       parallel.tensor_size = ranks;
       int64_t end = 0;
@@ -425,9 +429,9 @@ TEST(TensorShard, StoresAsManyRowsOfTheTableOnAllRanksWithoutWeights) {
       for (parallel.tensor_rank = 0; parallel.tensor_rank < ranks; ++parallel.tensor_rank) {
         const TensorShard part = TensorShard::Make(parallel, sizes);
         EXPECT_EQ(part.vocab_storage, storage) << vocab << " over " << ranks;
-        EXPECT_LE(part.vocab.size(), part.vocab_storage);
-        EXPECT_EQ(part.vocab.begin, end);
-        end = part.vocab.end;
+        EXPECT_LE(part.vocab().size(), part.vocab_storage);
+        EXPECT_EQ(part.vocab().begin, end);
+        end = part.vocab().end;
       }
       EXPECT_EQ(end, vocab);
     }

@@ -23,8 +23,8 @@ using Shares = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
   const auto held = parallel::TensorShard::Of(model, part);
-  return {held.heads.size(), held.kv_heads.size(),  held.ffn.size(),
-          held.vocab.size(), held.ssm_heads.size(), held.ssm_groups.size()};
+  return {held.heads().size(), held.kv_heads().size(),  held.ffn().size(),
+          held.vocab().size(), held.ssm_heads().size(), held.ssm_groups().size()};
 }
 
 RankPlan::Whole WholeOf(const parallel::TrainerPlace& place) {
