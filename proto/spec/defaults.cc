@@ -4,6 +4,7 @@
 #include "google/protobuf/util/time_util.h"
 #include "parallel/plan/pattern.h"
 #include "proto/spec/elastic.h"
+#include "proto/spec/families/family.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
 
@@ -23,11 +24,6 @@ constexpr double kBeta1 = 0.9;
 constexpr double kBeta2 = 0.95;
 constexpr double kEps = 1e-8;
 constexpr double kClipNorm = 1.0;
-constexpr double kNormEpsilon = 1e-5;
-constexpr double kRopeTheta = 10000;
-constexpr int32_t kMambaHeadWidth = 64;
-constexpr int32_t kMambaState = 128;
-constexpr int32_t kMambaTaps = 4;
 constexpr int32_t kKeep = 2;
 constexpr int64_t kResidentElements = 100'000;
 constexpr double kLossScale = 65536;
@@ -62,40 +58,6 @@ void DefaultPipeline(v1::ParallelSpec& parallel) {
   }
 }
 
-void DefaultMamba2(v1::ModelSpec& model) {
-  v1::MambaSpec& mamba = *model.mutable_mamba();
-  if (mamba.head_width() == 0) mamba.set_head_width(kMambaHeadWidth);
-  if (mamba.heads() == 0 && mamba.head_width() > 0) {
-    mamba.set_heads(static_cast<int32_t>(std::clamp<int64_t>(
-        2 * int64_t{model.hidden()} / mamba.head_width(), 0, std::numeric_limits<int32_t>::max())));
-  }
-  if (mamba.groups() == 0) mamba.set_groups(1);
-  if (mamba.state() == 0) mamba.set_state(kMambaState);
-  if (mamba.taps() == 0) mamba.set_taps(kMambaTaps);
-}
-
-void DefaultHybrid(v1::ModelSpec& model) {
-  const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
-  if (const auto blocks = parallel::BlocksOfPattern(model.pattern());
-      blocks.ok() && model.layers() == 0) {
-    model.set_layers(static_cast<int32_t>(blocks->size()));
-  }
-  if (has(parallel::kMambaLetter)) DefaultMamba2(model);
-  if (has(parallel::kAttentionLetter)) {
-    if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
-    if (model.head_width() == 0 && model.heads() > 0 && model.hidden() % model.heads() == 0) {
-      model.set_head_width(model.hidden() / model.heads());
-    }
-    if (model.positions() == v1::POSITIONS_UNSPECIFIED) model.set_positions(v1::POSITIONS_NONE);
-    if (model.positions() == v1::POSITIONS_ROTARY && !model.has_rope_theta()) {
-      model.set_rope_theta(kRopeTheta);
-    }
-  }
-  if (has(parallel::kMlpLetter) && model.mlp() == v1::MLP_KIND_UNSPECIFIED) {
-    model.set_mlp(v1::MLP_KIND_RELU2);
-  }
-}
-
 void DefaultModel(v1::ModelSpec& model) {
   if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
     // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field. A
@@ -114,17 +76,8 @@ void DefaultModel(v1::ModelSpec& model) {
     whole.MergeFrom(model);
     model = whole;
   }
-  if (model.family() == v1::MODEL_FAMILY_MAMBA2) DefaultMamba2(model);
-  if (model.family() == v1::MODEL_FAMILY_HYBRID) DefaultHybrid(model);
-  if (model.family() == v1::MODEL_FAMILY_LLAMA) {
-    if (model.kv_heads() == 0) model.set_kv_heads(model.heads());
-    if (!model.has_rope_theta()) model.set_rope_theta(kRopeTheta);
-  }
-  if (model.family() == v1::MODEL_FAMILY_UNSPECIFIED || model.family() == v1::MODEL_FAMILY_GPT2) {
-    return;
-  }
-  if (!model.has_tied()) model.set_tied(model.family() == v1::MODEL_FAMILY_MAMBA2);
-  if (!model.has_norm_epsilon()) model.set_norm_epsilon(kNormEpsilon);
+  const SpecFamily* const family = FindSpecFamily(model.family());
+  if (family != nullptr) family->set_defaults(model);
 }
 
 void DefaultTraining(v1::TrainingSpec& training) {

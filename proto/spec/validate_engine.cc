@@ -9,10 +9,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "parallel/plan/pattern.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
 #include "proto/spec/elastic.h"
+#include "proto/spec/families/family.h"
+#include "proto/spec/families/layers.h"
 #include "proto/spec/names.h"
 #include "proto/spec/presets.h"
 
@@ -20,8 +21,6 @@ namespace muster::spec {
 namespace {
 
 constexpr int64_t kLayersMax = 1024;
-constexpr int64_t kHiddenMax = 1 << 20;
-constexpr int64_t kFfnMax = 1 << 24;
 constexpr double kLossScaleMax = 0x1p40;  // the engine's limit
 constexpr int32_t kNcclCtasMax = 64;      // NCCL's limit of channels
 constexpr int kSourcesMax = 4096;
@@ -31,158 +30,22 @@ bool MultiplyOverflows(int64_t a, int64_t b, int64_t* product) {
   return __builtin_mul_overflow(a, b, product);
 }
 
-// `heads`: the number of heads has no problem.
-void CheckKeyHeads(const v1::ModelSpec& model, bool heads, Checker& check) {
-  const bool kv_heads = check.InRange("engine.model.kv_heads", model.kv_heads(), 1);
-  if (heads && kv_heads && model.heads() % model.kv_heads() != 0) {
-    check.Add("engine.model.kv_heads", model.kv_heads(), " does not divide heads (", model.heads(),
-              ")");
-  }
-}
-
-void CheckRope(const v1::ModelSpec& model, Checker& check) {
-  check.Positive("engine.model.rope_theta", model.rope_theta());
-  if (!model.has_rope_scaling()) return;
-  const v1::RopeScalingSpec& scaling = model.rope_scaling();
-  const std::string path = "engine.model.rope_scaling.";
-  if (check.Finite(path + "factor", scaling.factor()) && scaling.factor() < 1) {
-    check.Add(path + "factor", scaling.factor(), " is less than 1");
-  }
-  check.Positive(path + "low_frequency_factor", scaling.low_frequency_factor());
-  check.Positive(path + "high_frequency_factor", scaling.high_frequency_factor());
-  if (scaling.high_frequency_factor() <= scaling.low_frequency_factor()) {
-    check.Add(path + "high_frequency_factor", scaling.high_frequency_factor(),
-              " is not above low_frequency_factor (", scaling.low_frequency_factor(), ")");
-  }
-  check.InRange(path + "original_context", scaling.original_context(), 1);
-}
-
-// `divides`: heads and hidden have no problem.
-void CheckLlama(const v1::ModelSpec& model, bool divides, Checker& check) {
-  CheckKeyHeads(model, divides, check);
-  if (divides && model.hidden() / model.heads() % 2 != 0) {
-    check.Add("engine.model.heads", model.heads(), " heads of hidden ", model.hidden(), " are ",
-              model.hidden() / model.heads(), " wide each; rotary positions need an even width");
-  }
-  check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
-  check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
-  CheckRope(model, check);
-}
-
-// The limits of the scan's kernels (kernels/ssm/ssm.h).
-constexpr int64_t kMambaWidthMax = 256;
-constexpr int64_t kMambaGroupMax = 16384;
-
-void CheckMamba2(const v1::ModelSpec& model, Checker& check) {
-  const v1::MambaSpec& mamba = model.mamba();
-  const std::string path = "engine.model.mamba.";
-  const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
-  if (mamba.heads() == 0 && width && model.hidden() > 0) {
-    check.Add(path + "head_width", mamba.head_width(), " is wider than 2 x hidden (",
-              2 * int64_t{model.hidden()}, "), which leaves no head");
-  } else {
-    const bool heads = check.InRange(path + "heads", mamba.heads(), 1, kFfnMax);
-    const bool groups = check.InRange(path + "groups", mamba.groups(), 1);
-    if (heads && groups && mamba.heads() % mamba.groups() != 0) {
-      check.Add(path + "groups", mamba.groups(), " does not divide heads (", mamba.heads(), ")");
-    } else if (heads && groups && width) {
-      const int64_t columns = int64_t{mamba.heads()} / mamba.groups() * int64_t{mamba.head_width()};
-      if (columns > kMambaGroupMax) {
-        check.Add(path + "groups", "the heads of a group are ", columns,
-                  " columns wide together; at most ", kMambaGroupMax);
-      }
-    }
-  }
-  check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
-  check.InRange(path + "taps", mamba.taps(), 2, 4);
-  if (check.Finite(path + "step_min", mamba.step_min()) && mamba.step_min() < 0) {
-    check.Add(path + "step_min", mamba.step_min(), " is below 0");
-  }
-}
-
-constexpr int32_t kHeadWidthMax = 1 << 16;
-
-void CheckHybridAttention(const v1::ModelSpec& model, Checker& check) {
-  const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
-  CheckKeyHeads(model, heads, check);
-  if (model.head_width() == 0 && heads && model.hidden() > 0) {
-    check.Add("engine.model.head_width", "required, as heads (", model.heads(),
-              ") does not divide hidden (", model.hidden(), ")");
-  } else if (heads) {
-    check.InRange("engine.model.head_width", model.head_width(), 1, kHeadWidthMax);
-  }
-  if (model.positions() != v1::POSITIONS_ROTARY) {
-    for (const auto& [field, given] : {std::pair("rope_theta", model.has_rope_theta()),
-                                       std::pair("rope_scaling", model.has_rope_scaling())}) {
-      if (given) check.Add(absl::StrCat("engine.model.", field), "needs positions: rotary");
-    }
-    return;
-  }
-  if (model.head_width() % 2 != 0) {
-    check.Add("engine.model.head_width", model.head_width(),
-              " is odd; rotary positions need an even width");
-  }
-  CheckRope(model, check);
-}
-
-// Fields of layers that the pattern lacks, and what those that it has need.
-void CheckHybrid(const v1::ModelSpec& model, Checker& check) {
-  const auto blocks = parallel::BlocksOfPattern(model.pattern());
-  if (!blocks.ok()) {
-    check.Add("engine.model.pattern", blocks.status().message());
-    return;
-  }
-  if (model.layers() != static_cast<int64_t>(blocks->size())) {
-    check.Add("engine.model.layers", model.layers(), ", but the pattern has ", blocks->size(),
-              " blocks; leave it out");
-  }
-  const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
-  const bool attention = has(parallel::kAttentionLetter), mlp = has(parallel::kMlpLetter);
-  const bool mamba = has(parallel::kMambaLetter);
-  const auto needs = [&](const char* field, bool given, bool there, const char* what) {
-    if (!given || there) return;
-    check.Add(absl::StrCat("engine.model.", field), "is for ", what, ", which the pattern ",
-              Quoted(model.pattern()), " lacks");
-  };
-  const char* const layers = "attention layers (*)";
-  needs("heads", model.heads() != 0, attention, layers);
-  needs("kv_heads", model.kv_heads() != 0, attention, layers);
-  needs("head_width", model.head_width() != 0, attention, layers);
-  needs("positions", model.positions() != v1::POSITIONS_UNSPECIFIED, attention, layers);
-  needs("rope_theta", model.has_rope_theta(), attention, layers);
-  needs("rope_scaling", model.has_rope_scaling(), attention, layers);
-  needs("ffn", model.ffn() != 0, mlp, "MLP layers (-)");
-  needs("mlp", model.mlp() != v1::MLP_KIND_UNSPECIFIED, mlp, "MLP layers (-)");
-  needs("mamba", model.has_mamba(), mamba, "Mamba-2 layers (M)");
-  if (mamba) CheckMamba2(model, check);
-  if (mlp) check.InRange("engine.model.ffn", model.ffn(), 1, kFfnMax);
-  if (attention) CheckHybridAttention(model, check);
-}
-
 // Reports fields that are given but belong to other families.
-void CheckForeignFields(const v1::ModelSpec& model, Checker& check) {
-  using Families = std::set<v1::ModelFamily>;
-  const auto only = [&](const char* field, bool given, const Families& families) {
-    if (!given || families.count(model.family()) > 0) return;
+void CheckForeignFields(const v1::ModelSpec& model, const SpecFamily& own, Checker& check) {
+  const google::protobuf::Descriptor& fields = *model.GetDescriptor();
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *fields.field(i);
+    if (own.fields.contains(field.name()) || !model.GetReflection()->HasField(model, &field)) {
+      continue;
+    }
     std::vector<std::string> names;
-    for (const v1::ModelFamily family : families) names.push_back(EnumName(family));
-    check.Add(absl::StrCat("engine.model.", field), "is for family ", absl::StrJoin(names, " and "),
-              ", not ", EnumName(model.family()));
-  };
-  const v1::ModelFamily gpt2 = v1::MODEL_FAMILY_GPT2, llama = v1::MODEL_FAMILY_LLAMA,
-                        mamba2 = v1::MODEL_FAMILY_MAMBA2, hybrid = v1::MODEL_FAMILY_HYBRID;
-  only("heads", model.heads() != 0, {gpt2, llama, hybrid});
-  only("kv_heads", model.kv_heads() != 0, {llama, hybrid});
-  only("ffn", model.ffn() != 0, {llama, hybrid});
-  only("tied", model.has_tied(), {llama, mamba2, hybrid});
-  only("norm_epsilon", model.has_norm_epsilon(), {llama, mamba2, hybrid});
-  only("rope_theta", model.has_rope_theta(), {llama, hybrid});
-  only("rope_scaling", model.has_rope_scaling(), {llama, hybrid});
-  only("mamba", model.has_mamba(), {mamba2, hybrid});
-  only("pattern", !model.pattern().empty(), {hybrid});
-  only("head_width", model.head_width() != 0, {hybrid});
-  only("mlp", model.mlp() != v1::MLP_KIND_UNSPECIFIED, {hybrid});
-  only("positions", model.positions() != v1::POSITIONS_UNSPECIFIED, {hybrid});
+    for (const SpecFamily* family : SpecFamilies()) {
+      if (family->fields.contains(field.name())) names.push_back(EnumName(family->id));
+    }
+    if (names.empty()) continue;  // every family has it
+    check.Add(absl::StrCat("engine.model.", field.name()), "is for family ",
+              absl::StrJoin(names, " and "), ", not ", EnumName(own.id));
+  }
 }
 
 void CheckModel(const v1::EngineSpec& engine, Checker& check) {
@@ -197,33 +60,19 @@ void CheckModel(const v1::EngineSpec& engine, Checker& check) {
     check.Add("engine.model.family", "required; one of ",
               absl::StrJoin(EnumNames(*v1::ModelFamily_descriptor()), ", "));
   }
-  if (model.family() != v1::MODEL_FAMILY_HYBRID || model.layers() != 0) {
+  const SpecFamily* const family = FindSpecFamily(model.family());
+  if (family == nullptr || !family->counts_layers || model.layers() != 0) {
     check.InRange("engine.model.layers", model.layers(), 1, kLayersMax);
   }
-  const bool hidden = check.InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
+  check.InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
   check.InRange("engine.model.vocab", model.vocab(), 1);
   check.InRange("engine.model.sequence_length", model.sequence_length(), 1);
-  if (v1::ModelFamily_IsValid(model.family()) && model.family() != v1::MODEL_FAMILY_UNSPECIFIED) {
-    CheckForeignFields(model, check);
-  }
-  if (model.family() == v1::MODEL_FAMILY_MAMBA2 || model.family() == v1::MODEL_FAMILY_HYBRID) {
-    check.Positive("engine.model.norm_epsilon", model.norm_epsilon());
-  }
-  if (model.family() == v1::MODEL_FAMILY_HYBRID) {
-    CheckHybrid(model, check);
+  if (family == nullptr) {
+    CheckHeads(model, check);
     return;
   }
-  if (model.family() == v1::MODEL_FAMILY_MAMBA2) {
-    CheckMamba2(model, check);
-    return;
-  }
-  const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
-  const bool divides = hidden && heads && model.hidden() % model.heads() == 0;
-  if (hidden && heads && !divides) {
-    check.Add("engine.model.heads", model.heads(), " does not divide hidden (", model.hidden(),
-              ")");
-  }
-  if (model.family() == v1::MODEL_FAMILY_LLAMA) CheckLlama(model, divides, check);
+  CheckForeignFields(model, *family, check);
+  family->check(model, check);
 }
 
 void CheckSources(const std::string& path,
