@@ -169,8 +169,8 @@ rocksdb::DBOptions DatabaseOptions() {
   options.paranoid_checks = true;
   // An incomplete last record was never acknowledged and is dropped; any other damage is an error.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
-  // These bound the time of recovery, which reads some 60 MB of log a second into memory. What it has
-  // read stays there instead of being written to tables before the coordinator serves.
+  // These bound the time of recovery, which reads some 60 MB of log a second into memory. What it
+  // has read stays there instead of being written to tables before the coordinator serves.
   options.max_total_wal_size = 12 << 20;
   options.avoid_flush_during_recovery = true;
   options.max_background_jobs = 2;

@@ -1,7 +1,7 @@
 // What sets one family of models apart: how its description becomes the configuration of a language
 // model, from which everything else follows (language_model_sizes.h). A family is one file that
-// defines a ModelFamily, its line in Families(), its layout in parallel/interop, and what a spec may
-// say of it in proto/spec/families.
+// defines a ModelFamily, its line in Families(), its layout in parallel/interop, and its rules in
+// proto/spec/families.
 #ifndef MUSTER_PARALLEL_MODEL_FAMILY_H_
 #define MUSTER_PARALLEL_MODEL_FAMILY_H_
 
