@@ -94,7 +94,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   attempt.Clear();
   attempt.set_epoch(state.epoch());
   *attempt.mutable_started() = ToProto(turn.now());
-  for (v1::CheckpointRecord& checkpoint : RestoreCandidates(job.checkpoints)) {
+  for (v1::CheckpointRecord& checkpoint : job.checkpoints.Restorable()) {
     *attempt.add_restore() = std::move(checkpoint);
   }
   std::vector<const WorkerEntry*> entries;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/core_impl.h"
@@ -10,49 +9,16 @@
 namespace muster::coordinator {
 namespace {
 
-bool Sound(const v1::CheckpointRecord& record) { return !record.damaged() && !record.removed(); }
-
-v1::CheckpointRecord* FindCheckpoint(JobEntry& job, int64_t step, uint64_t epoch) {
-  for (v1::CheckpointRecord& record : job.checkpoints) {
-    if (record.step() == step && record.epoch() == epoch) return &record;
-  }
-  return nullptr;
-}
-
 void Put(JobEntry& job, const v1::CheckpointRecord& record, Turn& turn) {
   turn.batch().Put(Table::kCheckpoints, schema::CheckpointKey(job.id(), record),
                    schema::Serialize(record));
   job.history_changed = true;
 }
 
-// Drops records beyond the bound: damaged and removed ones first, then the oldest.
-void TrimCheckpoints(JobEntry& job, Turn& turn) {
-  while (job.checkpoints.size() > kCheckpointRecordsMax) {
-    auto victim = std::find_if_not(job.checkpoints.begin(), job.checkpoints.end(), Sound);
-    if (victim == job.checkpoints.end()) victim = job.checkpoints.begin();
-    turn.batch().Delete(Table::kCheckpoints, schema::CheckpointKey(job.id(), *victim));
-    job.checkpoints.erase(victim);
-  }
-}
-
 }  // namespace
 
-std::vector<v1::CheckpointRecord> RestoreCandidates(
-    const std::vector<v1::CheckpointRecord>& checkpoints) {
-  std::vector<v1::CheckpointRecord> out;
-  std::copy_if(checkpoints.begin(), checkpoints.end(), std::back_inserter(out), Sound);
-  std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) {
-    return std::make_pair(a.step(), a.epoch()) > std::make_pair(b.step(), b.epoch());
-  });
-  if (out.size() > kRestoreCandidatesMax) out.resize(kRestoreCandidatesMax);
-  return out;
-}
-
 void CoreImpl::UpdateCommitted(JobEntry& job) {
-  int64_t newest = 0;
-  for (const v1::CheckpointRecord& record : job.checkpoints) {
-    if (Sound(record)) newest = std::max(newest, record.step());
-  }
+  const int64_t newest = job.checkpoints.newest();
   job.state.set_last_committed_step(newest);
   // Steps lost with a damaged checkpoint count as an advance when they are committed again.
   job.state.set_committed_step_at_attempt_start(
@@ -66,7 +32,7 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   const std::string what = absl::StrCat("job ", Bounded(commit.job_id()), " epoch ", commit.epoch(),
                                         ": checkpoint of step ", step);
   if (job == nullptr) return absl::AbortedError(absl::StrCat(what, ": no such job"));
-  if (const v1::CheckpointRecord* known = FindCheckpoint(*job, step, commit.epoch())) {
+  if (const v1::CheckpointRecord* known = job->checkpoints.Find(step, commit.epoch())) {
     if (known->manifest_checksum() == commit.checkpoint().manifest_checksum()) {
       return absl::OkStatus();  // repeated, because its verdict was lost
     }
@@ -79,8 +45,7 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
         what, " is refused: ",
         job->has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
                            : std::string("the attempt has ended"));
-    if (job->refused.size() < kCheckpointRecordsMax &&
-        job->refused.emplace(commit.epoch(), step).second) {
+    if (job->checkpoints.Refuse(step, commit.epoch())) {
       v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_REFUSED);
       row.set_epoch(commit.epoch());
       row.set_step(step);
@@ -105,14 +70,9 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   const double seconds = record.seconds();
   const std::string path = record.path();
   Put(*job, record, turn);
-  // Commits may overtake each other.
-  const auto order = [](const v1::CheckpointRecord& a, const v1::CheckpointRecord& b) {
-    return std::make_pair(a.epoch(), a.step()) < std::make_pair(b.epoch(), b.step());
-  };
-  const auto after =
-      std::upper_bound(job->checkpoints.begin(), job->checkpoints.end(), record, order);
-  job->checkpoints.insert(after, std::move(record));
-  TrimCheckpoints(*job, turn);
+  for (const v1::CheckpointRecord& gone : job->checkpoints.Add(std::move(record))) {
+    turn.batch().Delete(Table::kCheckpoints, schema::CheckpointKey(job->id(), gone));
+  }
   UpdateCommitted(*job);
   v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_COMMITTED);
   row.set_step(step);
@@ -137,7 +97,10 @@ void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& com
   verdict.set_status_message(std::string(status.message()));
   turn.Act(std::move(send));
   JobEntry* job = jobs_.Find(JobId(commit.job_id()));
-  if (job != nullptr && job->state.last_committed_step() > committed) MoveIfDrained(*job, turn);
+  if (job == nullptr || job->state.last_committed_step() <= committed) return;
+  if (const auto move = maintenance_.AfterCheckpoint(*job); move.has_value()) {
+    Stop(*job, {v1::CAUSE_MAINTENANCE, move->why}, turn);
+  }
 }
 
 void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn) {
@@ -152,10 +115,9 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
         std::none_of(job->past_attempts.begin(), job->past_attempts.end(), here)) {
       return;
     }
-    v1::CheckpointRecord* record =
-        FindCheckpoint(*job, notice.removed().step(), notice.removed().epoch());
-    if (record == nullptr || record->removed()) return;
-    record->set_removed(true);
+    const v1::CheckpointRecord* record =
+        job->checkpoints.MarkRemoved(notice.removed().step(), notice.removed().epoch());
+    if (record == nullptr) return;
     Put(*job, *record, turn);
     UpdateCommitted(*job);
     turn.Persist(job->id());
@@ -171,9 +133,9 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
     Evaluated(*job, notice.evaluation().step(), notice.evaluation().loss(), turn);
   } else if (notice.has_damaged()) {
     const v1::CheckpointRecord& damaged = notice.damaged().checkpoint();
-    v1::CheckpointRecord* record = FindCheckpoint(*job, damaged.step(), damaged.epoch());
-    if (record == nullptr || record->damaged()) return;
-    record->set_damaged(true);
+    const v1::CheckpointRecord* record =
+        job->checkpoints.MarkDamaged(damaged.step(), damaged.epoch());
+    if (record == nullptr) return;
     Put(*job, *record, turn);
     UpdateCommitted(*job);
     v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_DAMAGED);

@@ -56,10 +56,11 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
         return row_status.ok();
       }));
   RETURN_IF_ERROR(row_status);
-  RETURN_IF_ERROR(LoadQueues(store));
+  RETURN_IF_ERROR(queues_.Load(store, scheduling_));
   RETURN_IF_ERROR(RecoverJobs(store, now));
-  RETURN_IF_ERROR(LoadLedger(store, now));
-  RETURN_IF_ERROR(LoadAccess(store));
+  RETURN_IF_ERROR(accounts_.Load(store, now));
+  RETURN_IF_ERROR(audit_.Load(store));
+  RETURN_IF_ERROR(tokens_.Load(store));
   return LoadKeyValue(store);
 }
 
@@ -100,27 +101,10 @@ absl::Status CoreImpl::LoadKeyValue(Store& store) {
   return row_status;
 }
 
-absl::Status CoreImpl::LoadLedger(Store& store, absl::Time now) {
-  ASSIGN_OR_RETURN(const std::optional<std::string> stored,
-                   store.Get(Table::kUsage, schema::kFleetAccount));
-  v1::FleetAccount row;
-  if (stored.has_value()) {
-    RETURN_IF_ERROR(schema::Parse(Table::kUsage, schema::kFleetAccount, *stored, row));
-  }
-  ledger_.Recover(stored.has_value() ? &row : nullptr, now);
-  return absl::OkStatus();
-}
-
 CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, "coordinator", log_, state_log_);
-  ledger_.Advance(now);
-  for (auto& [id, job] : jobs_.entries()) {
-    if (job.state.has_account()) Settled(job);
-    if (job.account.has_period() || !job.account.devices().empty() || workers_.HeldBy(id) > 0) {
-      accounts_.insert(id);
-      turn.Progressed(id);
-    }
-  }
+  accounts_.Advance(now);
+  accounts_.Begin(jobs_, workers_, turn);
   state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
@@ -134,7 +118,9 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
-  RecoverFleet(turn);
+  maintenance_.Recover(workers_, deadlines_, now);
+  reservations_.Refresh(workers_, deadlines_);
+  ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     if (job.has_attempt()) {
@@ -154,7 +140,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
-  for (const auto& [id, row] : tokens_) turn.Act(TokenChanged{row});
+  tokens_.Announce(turn);
   turn.Reschedule();
   CompleteTurn(turn);
   return turn.Finish();
@@ -162,17 +148,38 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
 
 CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
-  ledger_.Advance(now);
+  accounts_.Advance(now);
   ForgivePause(turn);
-  if (MostAreSilent()) most_silent_at_ = now;
+  reachability_.Observe(workers_, now);
   std::visit(
       [&](const auto& e) {
         On(e, turn);
-        if constexpr (requires { e.caller; }) Audit(e.caller, e.call, turn);
+        if constexpr (requires { e.caller; }) audit_.Append(e.caller, e.call, turn);
       },
       event);
   CompleteTurn(turn);
   return turn.Finish();
+}
+
+void CoreImpl::On(const ApplyQueuesEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = queues_.Define(event.policy, scheduling_, turn);
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const CreateTokenEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = tokens_.Create(event.row, event.caller.actor, turn);
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const RevokeTokenEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = tokens_.Revoke(event.id, turn);
+  turn.Act(std::move(reply));
 }
 
 std::string CoreImpl::ActorOf(const CoreEvent& event) const {
@@ -269,21 +276,14 @@ void CoreImpl::CompleteTurn(Turn& turn) {
         }
         break;
       case DeadlineKey::Kind::kReservations:
-        CheckReservations(turn);
+        reservations_.Expire(workers_, deadlines_, turn);
+        ReservationsChanged(turn);
         break;
     }
   }
   EndReleasedAttempts(turn);
   ResolveDependents(turn);
-  const std::set<WorkerId> draining = draining_;
-  for (const WorkerId& id : draining) {
-    WorkerEntry* worker = workers_.Find(id);
-    if (worker == nullptr) {
-      draining_.erase(id);
-    } else if (worker->held.empty()) {
-      CheckDrain(*worker, turn);
-    }
-  }
+  maintenance_.NoteDrained(workers_, deadlines_, turn);
   while (turn.TakeReschedule()) {
     Schedule(turn);
     EndReleasedAttempts(
@@ -293,10 +293,10 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
-  AccountForDevices(turn);
+  accounts_.BringUpToDate(jobs_, workers_, turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
-  PersistQueueUsage(turn);
+  Queues::PutUsage(scheduling_, turn.batch());
   ArmTimer(turn);
 }
 
@@ -323,10 +323,7 @@ void CoreImpl::PersistJobs(Turn& turn) {
     }
     changed.insert(id);
   }
-  if (accounts || (fleet_unsaved_ && !turn.batch().empty())) {
-    ledger_.Put(turn.batch());
-    fleet_unsaved_ = false;
-  }
+  accounts_.PutFleet(accounts, turn.batch());
   for (const JobId& id : changed) {
     if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
   }
@@ -515,7 +512,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
 std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
-  CheckAccounts(broken);
+  accounts_.Check(jobs_, workers_, broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);
   for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);

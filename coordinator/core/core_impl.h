@@ -1,16 +1,27 @@
-// The core: its state and its methods. Private to coordinator/core.
+// The core: what its parts own, put together, and the events that reach them. Private to
+// coordinator/core.
 //
-// core_impl.cc        recovery, dispatch, the end of every turn, reads
-// core_jobs.cc        submit, cancel, schedule, explain, job transitions
-// core_queues.cc      the queues, and what they use
-// core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
-// core_dependencies.cc  jobs that wait for the ends of others
-// core_attempts.cc    one attempt from allocation to release
-// core_workers.cc     sessions, Observed, Desired, lost workers
-// core_usage.cc       what devices are used for
-// core_checkpoints.cc commits and notices about checkpoints
-// core_fleet.cc       what operators ask of workers: cordon, drain, reserve
-// core_access.cc      tokens, the audit log
+// Each part owns a state, keeps an invariant of it and knows nothing of the core: it says back what
+// follows from a change, and the core carries that out. Jobs and workers are in tables (jobs.h,
+// workers.h) that the parts read.
+//   queues.h, scheduling.h        what plans are made with
+//   dependencies.h                who waits for whose end
+//   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
+//   reachability.h                of a silent worker: whether it is lost
+//   desired_list.h                of a session: what its daemon was told
+//   maintenance.h, reservations.h what operators ask of workers
+//   key_value.h                   bootstrap keys
+//   device_accounts.h             what devices are used for
+//   tokens.h, audit_log.h         who may call, who called
+//
+// The core itself is the life of jobs and attempts, which has no state but the tables:
+//   core_impl.cc        recovery, dispatch, the end of every turn, reads
+//   core_jobs.cc        submit, cancel, schedule, explain, job transitions
+//   core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
+//   core_attempts.cc    one attempt from allocation to release
+//   core_workers.cc     sessions, Observed, Desired, lost workers
+//   core_checkpoints.cc commits and notices about checkpoints
+//   core_fleet.cc       requests of operators about workers
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
@@ -22,13 +33,20 @@
 #include <vector>
 
 #include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/audit_log.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/deadlines.h"
+#include "coordinator/core/dependencies.h"
+#include "coordinator/core/device_accounts.h"
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
-#include "coordinator/core/ledger.h"
+#include "coordinator/core/maintenance.h"
+#include "coordinator/core/queues.h"
+#include "coordinator/core/reachability.h"
+#include "coordinator/core/reservations.h"
 #include "coordinator/core/scheduling.h"
+#include "coordinator/core/tokens.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
 
@@ -53,20 +71,26 @@ class CoreImpl : public Core {
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
   absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
-  OpenUsage Usage(absl::Time now) override;
+  OpenUsage Usage(absl::Time now) override {
+    accounts_.Advance(now);
+    return accounts_.Usage(jobs_);
+  }
   std::vector<v1::QueueStatus> GetQueues(absl::Time now) override {
     return scheduling_.Queues(now);
   }
-  const v1::QueuePolicy& queue_policy() const override { return queue_policy_; }
+  const v1::QueuePolicy& queue_policy() const override { return queues_.policy(); }
   bool WouldDecide(absl::Time now) override { return scheduling_.WouldDecide(now); }
   std::vector<std::string> CheckInvariants(bool index) const override;
 
  private:
   // ---- core_impl.cc
   std::string ActorOf(const CoreEvent& event) const;
+  void On(const ApplyQueuesEvent& event, Turn& turn);
+  void On(const CreateTokenEvent& event, Turn& turn);
+  void On(const RevokeTokenEvent& event, Turn& turn);
+  void On(const AuditEvent& event, Turn& turn) { audit_.Append(event.entry, turn); }
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
-  absl::Status LoadLedger(Store& store, absl::Time now);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
   void CompleteTurn(Turn& turn);
@@ -86,6 +110,10 @@ class CoreImpl : public Core {
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
   // Adds the job to those that wait, where it stays until an attempt of it is allocated.
   void Wait(JobEntry& job, Turn& turn);
+  // Lets the job wait for the ends in StateRow.after.
+  void AwaitDependencies(JobEntry& job, Turn& turn);
+  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
+  void ResolveDependents(Turn& turn);
   WaitingJob AsWaiting(const JobEntry& job) const;
   RunningJob AsRunning(const JobEntry& job) const;
   // How the job may be resized while it runs; null: not at all.
@@ -96,11 +124,6 @@ class CoreImpl : public Core {
 
   // Takes down when the job is expected to end, if that has changed by more than reports differ.
   void ExpectEnd(JobEntry& job, Turn& turn);
-
-  // ---- core_queues.cc
-  void On(const ApplyQueuesEvent& event, Turn& turn);
-  absl::Status LoadQueues(Store& store);
-  void PersistQueueUsage(Turn& turn);
 
   // ---- core_preemption.cc
   void On(const ChangeJobEvent& event, Turn& turn);
@@ -129,18 +152,6 @@ class CoreImpl : public Core {
   absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
   void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
-
-  // ---- core_dependencies.cc
-  // JobSpec.after with names looked up, without what holds already. kNotFound, kFailedPrecondition:
-  // an entry names no job, or one that has ended otherwise.
-  absl::StatusOr<std::vector<v1::Dependency>> DependenciesOf(const v1::JobSpec& spec) const;
-  static v1::WaitReason WaitFor(const v1::JobSpec& spec,
-                                const google::protobuf::RepeatedPtrField<v1::Dependency>& after);
-  // Lets the job wait for the ends in StateRow.after.
-  void AwaitDependencies(JobEntry& job, Turn& turn);
-  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
-  void ResolveDependents(Turn& turn);
-  void DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* ended, Turn& turn);
 
   // ---- core_attempts.cc
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
@@ -189,10 +200,6 @@ class CoreImpl : public Core {
   void Join(WorkerEntry& worker, const SessionOpened& event, bool known, Turn& turn);
   void Heard(WorkerEntry& worker, Turn& turn);
   void CheckWorker(WorkerEntry& worker, Turn& turn);
-  // Why a worker that was not heard for lost_after is not given up; empty: it is.
-  std::string WhyKept(const WorkerEntry& worker, absl::Time now) const;
-  // More than half of the workers that are not lost.
-  bool MostAreSilent() const;
   void Keep(WorkerEntry& worker, const std::string& why, Turn& turn);
   void Lose(WorkerEntry& worker, const std::string& why, Turn& turn);
   void Close(WorkerEntry& worker, const std::string& why, Turn& turn);
@@ -203,7 +210,6 @@ class CoreImpl : public Core {
   void RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn);
   // Sends what the worker should hold when that has changed, or seems lost.
   void SendDesired(WorkerEntry& worker, Turn& turn);
-  void SendListed(WorkerEntry& worker, Turn& turn);
   absl::Duration StopGraceOf(const JobEntry& job) const;
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
   // The job whose current attempt has this epoch, has not been stopped and has a rank on this
@@ -218,21 +224,10 @@ class CoreImpl : public Core {
   absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status CheckWorkers(const std::vector<std::string>& names) const;
-  // After a recovery: what is drained or reserved, with its deadlines.
-  void RecoverFleet(Turn& turn);
-  // Stops attempts that have ranks on a worker that is drained, where they need not or may not
-  // train on, and notes that none is left.
+  // Stops the attempts that Maintenance::Check() names.
   void CheckDrain(WorkerEntry& worker, Turn& turn);
-  // The job has committed a checkpoint.
-  void MoveIfDrained(JobEntry& job, Turn& turn);
-  void CheckReservations(Turn& turn);
-  // Removes a reservation from the workers that have it; returns their names.
-  std::vector<std::string> EndReservation(const std::string& name, const std::string& why,
-                                          Turn& turn);
-  // Looks at reservations again, and what jobs that wait may take.
+  // Looks again at what jobs may take.
   void ReservationsChanged(Turn& turn);
-  std::vector<std::string> ReservationsFor(const v1::JobSpec& spec) const;
   v1::Worker ViewOf(const WorkerEntry& worker) const;
 
   // ---- core_checkpoints.cc
@@ -241,27 +236,6 @@ class CoreImpl : public Core {
   void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
   static void UpdateCommitted(JobEntry& job);
-
-  // ---- core_usage.cc
-  // What its devices are used for now. Requires: it holds some.
-  static Use UseOf(const JobEntry& job, absl::Time now);
-  void AccountFor(JobEntry& job, Turn& turn);
-  void Settled(JobEntry& job) const;
-  void CloseAccount(JobEntry& job, Turn& turn);
-  // Brings the accounts of the jobs that changed in this turn, and that of the fleet, up to date.
-  void AccountForDevices(Turn& turn);
-  void CheckAccounts(std::vector<std::string>& broken) const;
-
-  // ---- core_access.cc
-  absl::Status LoadAccess(Store& store);
-  void On(const CreateTokenEvent& event, Turn& turn);
-  void On(const RevokeTokenEvent& event, Turn& turn);
-  void On(const AuditEvent& event, Turn& turn);
-  void PutToken(const v1::TokenRow& row, Turn& turn);
-  void ForgetTokens(Turn& turn);
-  // The entry of a call that the turn answers.
-  void Audit(const Caller& caller, CallId call, Turn& turn);
-  void Append(v1::AuditEntry entry, Turn& turn);
 
   const CoreConfig config_;
   Rng rng_;
@@ -272,35 +246,23 @@ class CoreImpl : public Core {
   JobTable jobs_;
   WorkerTable workers_;
   Scheduling scheduling_{workers_.slots()};
-  std::set<WorkerId> draining_;                          // and not drained yet
-  std::map<std::string, v1::Reservation> reservations_;  // by name, without devices
-  std::map<JobId, std::set<JobId>> dependents_;          // by job: those that wait for its end
-  std::vector<JobId> ended_;     // in this turn; their dependents have not been looked at
+  Maintenance maintenance_;
+  Reservations reservations_;
+  Dependents dependents_;
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
-  Ledger ledger_;
-  std::set<JobId> accounts_;   // the jobs with time in the period that is not over, or with devices
-  bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
-  v1::QueuePolicy queue_policy_;
+  DeviceAccounts accounts_;
+  Queues queues_;
   KeyValue values_;
-  std::map<std::string, v1::TokenRow> tokens_;  // by id
-  uint64_t last_audit_ = 0;
+  Tokens tokens_;
+  AuditLog audit_;
   Deadlines deadlines_;
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;
-  absl::Time most_silent_at_ = absl::InfinitePast();  // the newest turn with MostAreSilent()
+  Reachability reachability_{config_};
 };
-
-// Who pays: the label "tenant"; empty where there is none.
-std::string TenantOf(const v1::JobSpec& spec);
-// An event about a worker and none of its ranks, not yet numbered or dated.
-v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message);
 
 // True when the attempt has a rank on this worker.
 bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
-
-// The checkpoints that an attempt may restore, newest first; at most kRestoreCandidatesMax.
-std::vector<v1::CheckpointRecord> RestoreCandidates(
-    const std::vector<v1::CheckpointRecord>& checkpoints);
 
 }  // namespace muster::coordinator
 

@@ -81,7 +81,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
-  const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec);
+  const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec, jobs_);
   if (!after.ok()) {
     reply.status = after.status();
     turn.Act(std::move(reply));
@@ -174,7 +174,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   if (IsFinal(to)) {
     *job.state.mutable_ended() = ToProto(turn.now());
     jobs_.Ended(job);
-    ended_.push_back(job.id());
+    dependents_.Ended(job.id());
   }
 }
 
@@ -263,7 +263,7 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.placement = {spec.placement().required(), spec.placement().preferred(),
                        spec.placement().spread(), spec.placement().segment()};
   AddTraffic(spec, waiting);
-  waiting.reservations = ReservationsFor(spec);
+  waiting.reservations = reservations_.For(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
   waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
   waiting.tenant = TenantOf(spec);
@@ -296,6 +296,33 @@ void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
 }
 
+void CoreImpl::AwaitDependencies(JobEntry& job, Turn& turn) {
+  dependents_.Await(job, jobs_);
+  Explain(job, WaitFor(job.spec(), job.state.after()), turn);
+}
+
+void CoreImpl::ResolveDependents(Turn& turn) {
+  using Kind = Dependents::Change::Kind;
+  while (dependents_.pending()) {
+    for (const Dependents::Change& change : dependents_.TakeNext(jobs_, turn)) {
+      JobEntry& job = *jobs_.Find(change.job);
+      switch (change.kind) {
+        case Kind::kCannotStart:
+          job.state.set_message(change.why);
+          Transition(job, JobEvent::kCannotStart, change.why, turn);
+          break;
+        case Kind::kWaitsOn:
+          Explain(job, WaitFor(job.spec(), job.state.after()), turn);
+          break;
+        case Kind::kIsFree:
+          job.queued_at = turn.now();
+          Wait(job, turn);
+          break;
+      }
+    }
+  }
+}
+
 RunningJob CoreImpl::AsRunning(const JobEntry& job) const {
   const v1::JobSpec& spec = job.spec();
   RunningJob running;
@@ -308,7 +335,7 @@ RunningJob CoreImpl::AsRunning(const JobEntry& job) const {
   running.stopping = job.has_attempt() && !job.up();
   running.started_at = FromProto(job.attempt.started());
   running.saved_at = running.started_at;
-  for (const v1::CheckpointRecord& record : job.checkpoints) {
+  for (const v1::CheckpointRecord& record : job.checkpoints.records()) {
     if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
     running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
   }
@@ -353,7 +380,7 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());
     *out.job.mutable_spec() = entry.spec();
-    ASSIGN_OR_RETURN(const std::vector<v1::Dependency> after, DependenciesOf(entry.spec()));
+    ASSIGN_OR_RETURN(const std::vector<v1::Dependency> after, DependenciesOf(entry.spec(), jobs_));
     if (!after.empty()) {
       entry.state.mutable_after()->Add(after.begin(), after.end());
       out.waiting = WaitFor(entry.spec(), entry.state.after());

@@ -12,15 +12,6 @@
 
 namespace muster::coordinator {
 
-v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message) {
-  v1::Event event;
-  event.set_kind(kind);
-  event.set_worker(worker);
-  event.set_rank(-1);
-  event.set_message(std::move(message));
-  return event;
-}
-
 namespace {
 
 DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
@@ -274,65 +265,38 @@ void CoreImpl::Heard(WorkerEntry& worker, Turn& turn) {
 void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
   if (worker.row.state() == v1::WORKER_STATE_LOST) return;
   const absl::Duration silent = turn.now() - worker.last_heard;
-  if (silent >= config_.lost_after) {
-    if (const std::string why = WhyKept(worker, turn.now()); !why.empty()) {
-      Keep(worker, why, turn);
-    } else {
+  const Reachability::Verdict verdict = reachability_.Judge(worker, workers_, jobs_, turn.now());
+  switch (verdict.kind) {
+    case Reachability::Verdict::Kind::kLost:
       Lose(worker,
            absl::StrCat("worker ", worker.row.name(), " was not heard for ",
                         absl::FormatDuration(silent), " and is given up"),
            turn);
-    }
-    return;
+      return;
+    case Reachability::Verdict::Kind::kKept:
+      deadlines_.Set(WorkerDeadline(worker), verdict.look_again);
+      Keep(worker, verdict.why, turn);
+      return;
+    case Reachability::Verdict::Kind::kUnreachable:
+      if (worker.row.state() == v1::WORKER_STATE_READY) {
+        workers_.SetState(worker, v1::WORKER_STATE_UNREACHABLE);
+        turn.Log(
+            AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
+                        absl::StrCat("worker ", worker.row.name(), " was not heard for ",
+                                     absl::FormatDuration(silent), "; its ranks may train on")));
+        WorkerTable::Persist(worker, turn);
+        turn.Act(Measured{Measured::What::kDetectFailure, absl::ToDoubleSeconds(silent)});
+        turn.Reschedule();
+      }
+      break;
+    case Reachability::Verdict::Kind::kReachable:
+      break;
   }
-  if (silent < config_.unreachable_after) {
-    deadlines_.Set(WorkerDeadline(worker), worker.last_heard + config_.unreachable_after);
-    return;
-  }
-  if (worker.row.state() == v1::WORKER_STATE_READY) {
-    workers_.SetState(worker, v1::WORKER_STATE_UNREACHABLE);
-    turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
-                         absl::StrCat("worker ", worker.row.name(), " was not heard for ",
-                                      absl::FormatDuration(silent), "; its ranks may train on")));
-    WorkerTable::Persist(worker, turn);
-    turn.Act(Measured{Measured::What::kDetectFailure, absl::ToDoubleSeconds(silent)});
-    turn.Reschedule();
-  }
-  deadlines_.Set(WorkerDeadline(worker), worker.last_heard + config_.lost_after);
-}
-
-bool CoreImpl::MostAreSilent() const {
-  return workers_.Count(v1::WORKER_STATE_UNREACHABLE) > workers_.Count(v1::WORKER_STATE_READY);
-}
-
-// Silence is no proof of death. Two things speak for a network that has failed: most workers are
-// silent at once, and ranks elsewhere go on although they need those of this worker in every step.
-std::string CoreImpl::WhyKept(const WorkerEntry& worker, absl::Time now) const {
-  if (now - worker.last_heard < config_.partition_hold) {
-    if (MostAreSilent()) {
-      return absl::StrCat(workers_.Count(v1::WORKER_STATE_UNREACHABLE),
-                          " workers, most of all, are silent at once, as when a network fails");
-    }
-    // When the network is back, workers return one by one; each has as long as one that falls
-    // silent.
-    if (worker.last_heard < most_silent_at_ && now - most_silent_at_ < config_.lost_after) {
-      return "it fell silent together with most workers, which return now";
-    }
-  }
-  for (const JobId& id : worker.Jobs()) {
-    const JobEntry& job = *jobs_.Find(id);
-    if (job.up() && job.gang.advanced_at() > worker.last_heard + config_.unreachable_after &&
-        now - job.gang.advanced_at() < config_.lost_after) {
-      return absl::StrCat("job ", job.name(), " makes progress, which it could not without ",
-                          "its ranks there");
-    }
-  }
-  return "";
+  deadlines_.Set(WorkerDeadline(worker), verdict.look_again);
 }
 
 // Attempts that have ended train nothing any more: for them the worker counts as lost.
 void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
-  deadlines_.Set(WorkerDeadline(worker), turn.now() + kTurnIntervalMax);
   if (!worker.kept) {
     worker.kept = true;
     turn.Log(
@@ -385,6 +349,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
     workers_.Remove(WorkerId(event.worker), turn.batch());
+    reservations_.Refresh(workers_, deadlines_);
     ReservationsChanged(turn);
   }
   turn.Act(std::move(reply));
@@ -456,9 +421,8 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     turn.Reschedule();
   }
   // The Desired may have been lost although its stream is up: it is sent again.
-  if (!hello && observed.applied_revision() < worker.desired_revision &&
-      turn.now() >= worker.desired_sent_at + 2 * config_.heartbeat_interval) {
-    worker.resend_desired = true;
+  if (!hello && worker.desired.Applied(observed.applied_revision(), 2 * config_.heartbeat_interval,
+                                       turn.now())) {
     turn.DesiredChanged(worker.id());
   }
 }
@@ -480,15 +444,11 @@ void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
 void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
                            Turn& turn) {
   const v1::AttemptState state = job.state.attempt_state();
-  const auto listed = worker.listed.find(job.id());
-  const bool current = listed != worker.listed.end() && listed->second.epoch == job.epoch();
   const bool stopping = !PropertiesOf(state).up;
   // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
   // it does not hold now only from a Desired of this session.
   const bool proven = hello ? stopping || state != v1::ATTEMPT_STATE_ALLOCATED
-                            : current && (stopping ? listed->second.stopped_since > 0 &&
-                                                         applied >= listed->second.stopped_since
-                                                   : applied >= listed->second.since);
+                            : worker.desired.Knew(job.id(), job.epoch(), stopping, applied);
   if (!proven) {
     if (!hello) return;
     // Its ranks have not started; the daemon will be asked to prepare them again.
@@ -604,44 +564,20 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
 }
 
 void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
-  std::map<JobId, WorkerEntry::Listed> listed;
-  const uint64_t revision = worker.desired_revision + 1;
-  // Revision 0: nothing was sent in this session, so that even an empty set must be sent.
-  bool changed = worker.desired_revision == 0;
+  std::map<JobId, DesiredList::Attempt> wanted;
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs_.Find(id);
-    const v1::DesiredPhase phase = PropertiesOf(job.state.attempt_state()).asked;
-    WorkerEntry::Listed entry{job.epoch(), phase, StopGraceOf(job), revision, 0};
-    const auto known = worker.listed.find(id);
-    if (known != worker.listed.end() && known->second.epoch == entry.epoch) {
-      changed |= known->second.phase != phase || known->second.stop_grace != entry.stop_grace;
-      entry.since = known->second.since;
-      entry.stopped_since = known->second.stopped_since;
-    } else {
-      changed = true;
-    }
-    if (phase == v1::DESIRED_PHASE_STOPPED && entry.stopped_since == 0) {
-      entry.stopped_since = revision;
-    }
-    listed.emplace(id, entry);
+    wanted.emplace(id,
+                   DesiredList::Attempt{job.epoch(), PropertiesOf(job.state.attempt_state()).asked,
+                                        StopGraceOf(job)});
   }
-  const bool resend = std::exchange(worker.resend_desired, false);
-  if (!changed && listed.size() == worker.listed.size()) {
-    if (resend) SendListed(worker, turn);
-    return;
-  }
-  worker.listed = std::move(listed);
-  worker.desired_revision = revision;
-  SendListed(worker, turn);
-}
-
-void CoreImpl::SendListed(WorkerEntry& worker, Turn& turn) {
-  worker.desired_sent_at = turn.now();
+  if (!worker.desired.Update(wanted)) return;
+  worker.desired.Sent(turn.now());
   SendAction send;
   send.session = *worker.session;
   v1::Desired& desired = *send.message.mutable_desired();
-  desired.set_revision(worker.desired_revision);
-  for (const auto& [id, entry] : worker.listed) {
+  desired.set_revision(worker.desired.revision());
+  for (const auto& [id, attempt] : wanted) {
     *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
   }
   turn.Act(std::move(send));

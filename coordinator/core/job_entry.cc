@@ -62,7 +62,8 @@ void AddCurve(const JobEntry& entry, v1::Job& job) {
 
 void AddHistory(const JobEntry& entry, v1::Job& job) {
   for (const v1::AttemptEnd& end : entry.ends) *job.add_causes() = end;
-  for (const v1::CheckpointRecord& record : entry.checkpoints) *job.add_checkpoints() = record;
+  for (const v1::CheckpointRecord& record : entry.checkpoints.records())
+    *job.add_checkpoints() = record;
 }
 
 // Calls `row(job, numbers, message)` for every row of a table; `numbers` are those behind the job's
@@ -178,7 +179,7 @@ void JobEntry::Delete(Batch& batch) const {
   for (const v1::AttemptEnd& end : ends) {
     batch.Delete(Table::kEnds, schema::Encode(schema::JobKey{id(), {end.epoch()}}));
   }
-  for (const v1::CheckpointRecord& record : checkpoints) {
+  for (const v1::CheckpointRecord& record : checkpoints.records()) {
     batch.Delete(Table::kCheckpoints, schema::CheckpointKey(id(), record));
   }
   for (const auto& [step, point] : curve.points()) {
@@ -217,7 +218,7 @@ absl::StatusOr<std::map<uint64_t, JobEntry>> LoadJobs(Store& store, absl::Time n
   RETURN_IF_ERROR(
       ForEachRow<v1::CheckpointRecord>(store, Table::kCheckpoints, 2, jobs,
                                        [](JobEntry& job, const Numbers&, v1::CheckpointRecord row) {
-                                         job.checkpoints.push_back(std::move(row));
+                                         job.checkpoints.Recover(std::move(row));
                                        }));
   RETURN_IF_ERROR(ForEachRow<v1::LossPoint>(
       store, Table::kCurves, 1, jobs,

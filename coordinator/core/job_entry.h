@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/ids.h"
 #include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/checkpoints.h"
 #include "coordinator/core/device_account.h"
 #include "coordinator/core/gang.h"
 #include "coordinator/core/job_view.h"
@@ -31,11 +31,11 @@ struct JobEntry {
   v1::StateRow state;
   v1::ProgressRow progress;
   LossCurve curve;
-  std::deque<v1::AttemptEnd> ends;                // oldest first; at most kAttemptEndsMax
-  std::vector<v1::CheckpointRecord> checkpoints;  // by epoch, then step
-  v1::AttemptRow attempt;                         // the newest; epoch 0 before the first
-  std::deque<v1::AttemptRow> past_attempts;       // before it, oldest first; kPastAttemptsMax
-  DeviceAccount account;                          // of the devices that its attempts have taken
+  std::deque<v1::AttemptEnd> ends;  // oldest first; at most kAttemptEndsMax
+  Checkpoints checkpoints;
+  v1::AttemptRow attempt;                    // the newest; epoch 0 before the first
+  std::deque<v1::AttemptRow> past_attempts;  // before it, oldest first; kPastAttemptsMax
+  DeviceAccount account;                     // of the devices that its attempts have taken
 
   // ---- not durable: daemons report it again after a restart of the coordinator
   Gang gang;                             // of the newest attempt
@@ -47,8 +47,6 @@ struct JobEntry {
   absl::Time queued_at;                  // when the job last entered QUEUED
   std::optional<absl::Time> failed_at;   // when the last attempt failed, until the next one trains
   int64_t evaluated_step = 0;            // newest step that the current attempt evaluated
-  // (epoch, step) of commits that were refused, so that a repeated one is logged once.
-  std::set<std::pair<uint64_t, int64_t>> refused;
 
   // ---- what changed since it was last written or published
   absl::Time progress_stored_at;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/names.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -102,8 +103,7 @@ void WorkerTable::OpenSession(WorkerEntry& worker, SessionId session) {
 void WorkerTable::CloseSession(WorkerEntry& worker) {
   if (worker.session.has_value()) sessions_.erase(*worker.session);
   worker.session.reset();
-  worker.desired_revision = 0;
-  worker.listed.clear();
+  worker.desired = DesiredList();
   Refresh(worker);
 }
 
@@ -279,6 +279,30 @@ bool WorkerTable::SlotsAreRight() const {
     if (worker.row.state() != v1::WORKER_STATE_LOST) fresh.Put(ViewOf(worker));
   }
   return fresh == slots_;
+}
+
+v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message) {
+  v1::Event event;
+  event.set_kind(kind);
+  event.set_worker(worker);
+  event.set_rank(-1);
+  event.set_message(std::move(message));
+  return event;
+}
+
+absl::Status WorkerTable::CheckKnown(const std::vector<std::string>& names) const {
+  if (names.empty()) return absl::InvalidArgumentError("workers: at least one is required");
+  if (names.size() > kWorkersMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("workers: ", names.size(), " names; at most ", kWorkersMax));
+  }
+  for (const std::string& name : names) {
+    if (Find(WorkerId(name)) == nullptr) {
+      return absl::NotFoundError(absl::StrCat("no worker has the name ", spec::Quoted(name),
+                                              "; `muster get workers` lists them"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster::coordinator

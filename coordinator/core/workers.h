@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "coordinator/core/core.h"
+#include "coordinator/core/desired_list.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/scheduler/slot_index.h"
 #include "muster/v1/stored.pb.h"
@@ -35,19 +36,9 @@ struct WorkerEntry {
   std::map<std::string, JobId> kept_for;
 
   // ---- of the current session
-  uint64_t desired_revision = 0;  // of the newest Desired; 0: none was sent
-  absl::Time desired_sent_at;
-  bool resend_desired = false;  // it seems lost
-  struct Listed {
-    Epoch epoch;
-    v1::DesiredPhase phase;
-    absl::Duration stop_grace;
-    uint64_t since = 0;          // first revision that lists the attempt
-    uint64_t stopped_since = 0;  // first revision that lists it as STOPPED; 0 = none
-  };
-  std::map<JobId, Listed> listed;  // the attempts of the newest Desired
-  bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
-  bool runs_commands = false;      // the same: JobSpec.command
+  DesiredList desired;
+  bool takes_spec_once = false;  // Hello.protocol_version: DesiredAttempt.spec
+  bool runs_commands = false;    // the same: JobSpec.command
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were
@@ -78,6 +69,9 @@ struct FleetTally {
   friend bool operator==(const FleetTally&, const FleetTally&) = default;
 };
 
+// An event about a worker and none of its ranks, not yet numbered or dated.
+v1::Event AboutWorker(const std::string& worker, v1::EventKind kind, std::string message);
+
 // Ordered by name. Bound: kWorkersMax.
 class WorkerTable {
  public:
@@ -94,6 +88,9 @@ class WorkerTable {
   // Every change of row.state() goes through it.
   void SetState(WorkerEntry& worker, v1::WorkerState state);
   int Count(v1::WorkerState state) const { return by_state_[state]; }
+
+  // kInvalidArgument: there are no names, or too many. kNotFound: no worker has one of them.
+  absl::Status CheckKnown(const std::vector<std::string>& names) const;
 
   void OpenSession(WorkerEntry& worker, SessionId session);
   void CloseSession(WorkerEntry& worker);

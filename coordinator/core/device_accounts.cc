@@ -1,9 +1,13 @@
-// The device time of jobs and of the fleet (device_account.h, ledger.h).
+#include "coordinator/core/device_accounts.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "coordinator/core/core_impl.h"
+#include "base/status_macros.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 
@@ -51,7 +55,7 @@ std::string TenantOf(const v1::JobSpec& spec) {
   return label == spec.labels().end() ? "" : label->second;
 }
 
-Use CoreImpl::UseOf(const JobEntry& job, absl::Time now) {
+Use UseOf(const JobEntry& job, absl::Time now) {
   const v1::Cause before = job.ends.empty() ? v1::CAUSE_UNSPECIFIED : job.ends.back().cause();
   const Use known = job.account.use();
   switch (job.state.attempt_state()) {
@@ -82,9 +86,30 @@ Use CoreImpl::UseOf(const JobEntry& job, absl::Time now) {
   }
 }
 
-void CoreImpl::AccountFor(JobEntry& job, Turn& turn) {
+absl::Status DeviceAccounts::Load(Store& store, absl::Time now) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> stored,
+                   store.Get(Table::kUsage, schema::kFleetAccount));
+  v1::FleetAccount row;
+  if (stored.has_value()) {
+    RETURN_IF_ERROR(schema::Parse(Table::kUsage, schema::kFleetAccount, *stored, row));
+  }
+  ledger_.Recover(stored.has_value() ? &row : nullptr, now);
+  return absl::OkStatus();
+}
+
+void DeviceAccounts::Begin(JobTable& jobs, const WorkerTable& workers, Turn& turn) {
+  for (auto& [id, job] : jobs.entries()) {
+    if (job.state.has_account()) Settled(job);
+    if (job.account.has_period() || !job.account.devices().empty() || workers.HeldBy(id) > 0) {
+      open_.insert(id);
+      turn.Progressed(id);
+    }
+  }
+}
+
+void DeviceAccounts::UpdateJob(JobEntry& job, const WorkerTable& workers, Turn& turn) {
   Devices devices;
-  const int64_t held = workers_.HeldBy(job.id());
+  const int64_t held = workers.HeldBy(job.id());
   if (held > 0) devices[UseOf(job, turn.now())] = held;
   if (devices != job.account.devices()) {
     const Use before = job.account.use();
@@ -104,32 +129,32 @@ void CoreImpl::AccountFor(JobEntry& job, Turn& turn) {
     job.account.SetDevices(std::move(devices));
     Settled(job);
     passed ? turn.Persist(job.id()) : turn.Progressed(job.id());
-    accounts_.insert(job.id());
+    open_.insert(job.id());
   }
   if (!job.live() && job.account.has_period()) {
-    CloseAccount(job, turn);
-    accounts_.erase(job.id());
+    Close(job, turn);
+    open_.erase(job.id());
   }
 }
 
-void CoreImpl::Settled(JobEntry& job) const {
+void DeviceAccounts::Settled(JobEntry& job) const {
   job.account_changed = true;
   job.usage = job.account.View(ledger_.clock_ms(), ledger_.wall_ms());
 }
 
-void CoreImpl::CloseAccount(JobEntry& job, Turn& turn) {
+void DeviceAccounts::Close(JobEntry& job, Turn& turn) {
   ledger_.Close(job.account, NamesOf(job), turn.batch());
   Settled(job);
   turn.Persist(job.id());
 }
 
-void CoreImpl::AccountForDevices(Turn& turn) {
+void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, Turn& turn) {
   std::set<JobId> touched = turn.persist();
   touched.insert(turn.progressed().begin(), turn.progressed().end());
   for (const JobId& id : touched) {
-    if (JobEntry* job = jobs_.Find(id); job != nullptr) AccountFor(*job, turn);
+    if (JobEntry* job = jobs.Find(id); job != nullptr) UpdateJob(*job, workers, turn);
   }
-  const FleetTally& tally = workers_.Tally();
+  const FleetTally& tally = workers.Tally();
   Devices unheld;
   const auto count = [&unheld](Use use, int64_t devices) {
     if (devices > 0) unheld[use] = devices;
@@ -139,10 +164,10 @@ void CoreImpl::AccountForDevices(Turn& turn) {
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_DEVICE}, tally.unusable);
   ledger_.SetFleet(tally.all(), std::move(unheld));
   if (ledger_.PeriodIsOver()) {
-    for (auto next = accounts_.begin(); next != accounts_.end();) {
-      JobEntry& job = *jobs_.Find(*next);
-      CloseAccount(job, turn);
-      next = job.account.devices().empty() ? accounts_.erase(next) : std::next(next);
+    for (auto next = open_.begin(); next != open_.end();) {
+      JobEntry& job = *jobs.Find(*next);
+      Close(job, turn);
+      next = job.account.devices().empty() ? open_.erase(next) : std::next(next);
     }
     ledger_.BeginPeriod(turn.batch());
     fleet_unsaved_ = true;
@@ -153,8 +178,13 @@ void CoreImpl::AccountForDevices(Turn& turn) {
   }
 }
 
-OpenUsage CoreImpl::Usage(absl::Time now) {
-  ledger_.Advance(now);
+void DeviceAccounts::PutFleet(bool jobs_put, Batch& batch) {
+  if (!jobs_put && (!fleet_unsaved_ || batch.empty())) return;
+  ledger_.Put(batch);
+  fleet_unsaved_ = false;
+}
+
+OpenUsage DeviceAccounts::Usage(const JobTable& jobs) const {
   OpenUsage open;
   open.last_row = ledger_.last_row();
   open.as_of_ms = ledger_.wall_ms();
@@ -165,22 +195,23 @@ OpenUsage CoreImpl::Usage(absl::Time now) {
     open.rows.push_back(std::move(names));
   };
   add(ledger_.fleet(), {});
-  for (const JobId& id : accounts_) {
-    const JobEntry& job = *jobs_.Find(id);
+  for (const JobId& id : open_) {
+    const JobEntry& job = *jobs.Find(id);
     add(job.account, NamesOf(job));
   }
   return open;
 }
 
-void CoreImpl::CheckAccounts(std::vector<std::string>& broken) const {
+void DeviceAccounts::Check(const JobTable& jobs, const WorkerTable& workers,
+                           std::vector<std::string>& broken) const {
   int64_t devices = ledger_.fleet().device_count();
   int64_t ms = ledger_.fleet().TotalMs(ledger_.clock_ms());
-  for (const auto& [id, job] : jobs_.entries()) {
+  for (const auto& [id, job] : jobs.entries()) {
     devices += job.account.device_count();
     ms += job.account.TotalMs(ledger_.clock_ms());
-    if (job.account.device_count() != workers_.HeldBy(id)) {
+    if (job.account.device_count() != workers.HeldBy(id)) {
       broken.push_back(absl::StrCat("job ", id.value(), ": ", job.account.device_count(),
-                                    " devices in its account, but it holds ", workers_.HeldBy(id)));
+                                    " devices in its account, but it holds ", workers.HeldBy(id)));
     }
   }
   if (devices != ledger_.devices()) {

@@ -1,8 +1,9 @@
-#include <algorithm>
+#include "coordinator/core/dependencies.h"
+
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/core/core_impl.h"
 #include "proto/job_state.h"
 #include "proto/spec/dependencies.h"
 #include "proto/spec/names.h"
@@ -32,10 +33,28 @@ std::string EndedAs(const JobEntry& job) {
   return absl::StrCat(state == v1::JOB_STATE_CANCELLED ? "was " : "has ", spec::EnumName(state));
 }
 
+// Takes the end of job `id` out of the dependencies of `job`; `ended` is null when nothing is known
+// of it any more. Nothing: the job is held.
+std::optional<Dependents::Change> EndOf(const JobId& id, const JobEntry* ended, JobEntry& job) {
+  using Kind = Dependents::Change::Kind;
+  auto& after = *job.state.mutable_after();
+  for (int i = after.size() - 1; i >= 0; --i) {
+    if (after[i].job_id() != id.value()) continue;
+    if (ended == nullptr || !Holds(after[i].condition(), ended->state.state())) {
+      return Dependents::Change{
+          job.id(), Kind::kCannotStart,
+          CannotHold(after[i], ended == nullptr ? "is not known any more" : EndedAs(*ended))};
+    }
+    after.DeleteSubrange(i, 1);
+  }
+  if (job.state.state() == v1::JOB_STATE_HELD) return std::nullopt;
+  return Dependents::Change{job.id(), after.empty() ? Kind::kIsFree : Kind::kWaitsOn, ""};
+}
+
 }  // namespace
 
-absl::StatusOr<std::vector<v1::Dependency>> CoreImpl::DependenciesOf(
-    const v1::JobSpec& spec) const {
+absl::StatusOr<std::vector<v1::Dependency>> DependenciesOf(const v1::JobSpec& spec,
+                                                           const JobTable& jobs) {
   std::vector<v1::Dependency> out;
   for (int i = 0; i < spec.after_size(); ++i) {
     const std::string path = absl::StrCat("after[", i, "]: ");
@@ -43,7 +62,7 @@ absl::StatusOr<std::vector<v1::Dependency>> CoreImpl::DependenciesOf(
     if (!parsed.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(path, "not understood"));
     }
-    const absl::StatusOr<const JobEntry*> job = jobs_.Resolve(parsed->job);
+    const absl::StatusOr<const JobEntry*> job = jobs.Resolve(parsed->job);
     if (!job.ok()) {
       return absl::Status(job.status().code(), absl::StrCat(path, job.status().message()));
     }
@@ -61,8 +80,8 @@ absl::StatusOr<std::vector<v1::Dependency>> CoreImpl::DependenciesOf(
   return out;
 }
 
-v1::WaitReason CoreImpl::WaitFor(const v1::JobSpec& spec,
-                                 const google::protobuf::RepeatedPtrField<v1::Dependency>& after) {
+v1::WaitReason WaitFor(const v1::JobSpec& spec,
+                       const google::protobuf::RepeatedPtrField<v1::Dependency>& after) {
   v1::WaitReason reason;
   reason.set_code(v1::WAIT_CODE_AFTER);
   reason.set_queue(spec.queue());
@@ -74,61 +93,39 @@ v1::WaitReason CoreImpl::WaitFor(const v1::JobSpec& spec,
   return reason;
 }
 
-void CoreImpl::AwaitDependencies(JobEntry& job, Turn& turn) {
+void Dependents::Await(const JobEntry& job, const JobTable& jobs) {
   for (const v1::Dependency& dependency : job.state.after()) {
     const JobId id(dependency.job_id());
-    dependents_[id].insert(job.id());
+    waiting_[id].insert(job.id());
     // Only a state that another version has written can name a job that has ended.
-    const JobEntry* target = jobs_.Find(id);
+    const JobEntry* target = jobs.Find(id);
     if (target == nullptr || !target->live()) ended_.push_back(id);
   }
-  Explain(job, WaitFor(job.spec(), job.state.after()), turn);
 }
 
-void CoreImpl::ResolveDependents(Turn& turn) {
-  while (!ended_.empty()) {
-    const JobId id = ended_.back();
-    ended_.pop_back();
-    JobEntry* ended = jobs_.Find(id);
-    if (ended != nullptr && !ended->state.after().empty()) {  // it was cancelled while it waited
-      for (const v1::Dependency& dependency : ended->state.after()) {
-        const auto others = dependents_.find(JobId(dependency.job_id()));
-        if (others != dependents_.end()) others->second.erase(id);
-      }
-      ended->state.clear_after();
-      turn.Persist(id);
+std::vector<Dependents::Change> Dependents::TakeNext(JobTable& jobs, Turn& turn) {
+  const JobId id = ended_.back();
+  ended_.pop_back();
+  JobEntry* ended = jobs.Find(id);
+  if (ended != nullptr && !ended->state.after().empty()) {  // it was cancelled while it waited
+    for (const v1::Dependency& dependency : ended->state.after()) {
+      const auto others = waiting_.find(JobId(dependency.job_id()));
+      if (others != waiting_.end()) others->second.erase(id);
     }
-    const auto waiting = dependents_.extract(id);
-    if (waiting.empty()) continue;
-    for (const JobId& dependent : waiting.mapped()) {
-      if (JobEntry* job = jobs_.Find(dependent); job != nullptr && job->live()) {
-        DependencyEnded(*job, id, ended, turn);
-      }
-    }
+    ended->state.clear_after();
+    turn.Persist(id);
   }
-}
-
-void CoreImpl::DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* ended, Turn& turn) {
-  auto& after = *job.state.mutable_after();
-  for (int i = after.size() - 1; i >= 0; --i) {
-    if (after[i].job_id() != id.value()) continue;
-    if (ended == nullptr || !Holds(after[i].condition(), ended->state.state())) {
-      const std::string why =
-          CannotHold(after[i], ended == nullptr ? "is not known any more" : EndedAs(*ended));
-      job.state.set_message(why);
-      Transition(job, JobEvent::kCannotStart, why, turn);
-      return;
-    }
-    after.DeleteSubrange(i, 1);
+  std::vector<Change> changes;
+  const auto dependents = waiting_.extract(id);
+  if (dependents.empty()) return changes;
+  for (const JobId& dependent : dependents.mapped()) {
+    JobEntry* job = jobs.Find(dependent);
+    if (job == nullptr || !job->live()) continue;
+    std::optional<Change> change = EndOf(id, ended, *job);
+    turn.Persist(dependent);
+    if (change.has_value()) changes.push_back(*std::move(change));
   }
-  turn.Persist(job.id());
-  if (job.state.state() == v1::JOB_STATE_HELD) return;  // it waits on when it is released
-  if (after.empty()) {
-    job.queued_at = turn.now();
-    Wait(job, turn);
-  } else {
-    Explain(job, WaitFor(job.spec(), after), turn);
-  }
+  return changes;
 }
 
 }  // namespace muster::coordinator
