@@ -98,8 +98,7 @@ class Bench {
         options_.workers, options_.slots, options_.queues, queue_.size(), running_.all().size(),
         static_cast<long long>(started), static_cast<long long>(preempted_), taken_.size(), cpu_,
         static_cast<double>(started + preempted_) / cpu_, 1e3 * taken_[taken_.size() / 2],
-        1e3 * taken_[taken_.size() * 99 / 100],
-        static_cast<unsigned long long>(decided_.value()),
+        1e3 * taken_[taken_.size() * 99 / 100], static_cast<unsigned long long>(decided_.value()),
         static_cast<unsigned long long>(explained_.value()));
   }
 
@@ -147,8 +146,8 @@ class Bench {
       if (const auto* start = std::get_if<Start>(&decision)) {
         decided_.Add(absl::StrCat("start ", start->job.value(), start->in_turn ? " in turn" : ""));
         for (const v1::Placement& placement : start->placements) {
-          decided_.Add(absl::StrCat(placement.rank(), "=", placement.worker(), "/",
-                                    placement.device()));
+          decided_.Add(
+              absl::StrCat(placement.rank(), "=", placement.worker(), "/", placement.device()));
         }
       } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
         decided_.Add(absl::StrCat("preempt for ", preempt->job.value()));
@@ -157,8 +156,8 @@ class Bench {
           decided_.Add(absl::StrCat(slot.worker.value(), "/", slot.device));
         }
       } else if (const auto* resize = std::get_if<Resize>(&decision)) {
-        decided_.Add(absl::StrCat("resize ", resize->resized.job.value(), " for ",
-                                  resize->for_job.value()));
+        decided_.Add(
+            absl::StrCat("resize ", resize->resized.job.value(), " for ", resize->for_job.value()));
         for (const Slot& slot : resize->resized.slots) {
           decided_.Add(absl::StrCat(slot.worker.value(), "/", slot.device));
         }
@@ -166,7 +165,7 @@ class Bench {
     }
     for (const Explanation& explanation : plan.explanations) {
       explained_.Add(explanation.job.value());
-      explained_.Add(explanation.reason.SerializeAsString());
+      explained_.Add(explanation.reason().SerializeAsString());
     }
   }
 
