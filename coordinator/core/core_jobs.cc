@@ -417,10 +417,10 @@ void CoreImpl::Schedule(Turn& turn) {
   for (const Decision& decision : plan.decisions) {
     std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }
-  for (Explanation& explanation : plan.explanations) {
+  for (const Explanation& explanation : plan.explanations) {
     // One that this plan explained may have started by one of its later decisions.
     if (!scheduling_.Waits(explanation.job)) continue;
-    Explain(*jobs_.Find(explanation.job), std::move(explanation.reason), turn);
+    Explain(*jobs_.Find(explanation.job), explanation.reason(), turn);
   }
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, std::min(plan.wake_at, plan.again_at));
 }

@@ -146,7 +146,7 @@ Schedule Scheduling::MakePlan(absl::Time now) {
   for (const JobId& id : explained_) {
     const WaitingJob* job = waiting_.Find(id);
     if (job == nullptr || explained.contains(id) || started.contains(id)) continue;
-    plan.explanations.push_back({id, BehindMany(*job, policy_)});
+    plan.explanations.emplace_back(id, BehindMany(*job, policy_));
   }
   explained_ = std::move(explained);
   return plan;

@@ -603,9 +603,24 @@ Way FillContainer(const Tree& tree, const Demand& demand, const GangLayout& layo
   return best;
 }
 
+// A layout that is made once it is asked for: most gangs that are tried do not fit.
+class LazyLayout {
+ public:
+  LazyLayout(const WaitingJob& job, bool by_group) : job_(job), by_group_(by_group) {}
+  const GangLayout& get() {
+    if (!layout_.has_value()) layout_.emplace(job_, by_group_);
+    return *layout_;
+  }
+
+ private:
+  const WaitingJob& job_;
+  const bool by_group_;
+  std::optional<GangLayout> layout_;
+};
+
 // Where positions 0, 1, ... of the gang go; empty when it does not fit.
 std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& demand, const GangLayout& layout, int spread) {
+                                    const Demand& demand, LazyLayout& layout, int spread) {
   for (const int depth : DepthsToTry(demand, spread)) {
     const std::vector<Container> containers = ContainersAt(index, demand, depth);
     if (containers.empty()) continue;
@@ -619,7 +634,7 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
     std::optional<Tree> best_tree;
     for (size_t i = 0; i < compared; ++i) {
       Tree tree(index, containers[i], demand);
-      Way way = FillContainer(tree, demand, layout, spread);
+      Way way = FillContainer(tree, demand, layout.get(), spread);
       if (!best.leaves.empty() && way.cost >= best.cost * (1 - 1e-9)) continue;
       best = std::move(way);
       best_tree.emplace(std::move(tree));
@@ -633,7 +648,7 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
 }
 
 std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& strict, const GangLayout& layout) {
+                                    const Demand& strict, LazyLayout& layout) {
   const PlacementRule& rule = job.placement;
   const int spread = rule.spread == v1::TOPOLOGY_LEVEL_UNSPECIFIED ? -1 : Depth(rule.spread);
   std::vector<WorkerId> workers = ChooseWorkers(index, job, strict, layout, spread);
@@ -716,7 +731,7 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
   const int unit =
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
   // Where groups cannot be kept whole, ranks take slots in the order of their numbers.
-  const GangLayout layout(job, /*by_group=*/demand.unit() > 1);
+  LazyLayout layout(job, /*by_group=*/demand.unit() > 1);
   if (index.Of(job.device).free >= job.ranks) workers = ChooseWorkers(index, job, demand, layout);
   std::optional<std::vector<v1::Placement>> placements;
   if (!workers.empty()) {
@@ -724,7 +739,7 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
     placements.emplace(workers.size());
     std::map<WorkerId, std::vector<int32_t>> ranks;  // in the order of positions
     for (size_t position = 0; position < workers.size(); ++position) {
-      ranks[workers[position]].push_back(layout.RankAt(static_cast<int32_t>(position)));
+      ranks[workers[position]].push_back(layout.get().RankAt(static_cast<int32_t>(position)));
     }
     for (const auto& [id, here] : ranks) {
       std::vector<std::string> devices =

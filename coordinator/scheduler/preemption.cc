@@ -86,20 +86,16 @@ class Taken {
 class Search {
  public:
   Search(const EvictionSearch& search, const WaitingJob& job)
-      : search_(search),
-        job_(job),
-        queue_(search.tree.Find(job.queue)),
-        use_(search.use),
-        taken_(search.slots) {
-    for (const auto& [id, kept] : search.kept) {
-      if (id == job.id) continue;
-      for (const Slot& slot : kept.slots) kept_for_.emplace(slot, id);
-    }
-  }
+      : search_(search), job_(job), queue_(search.tree.Find(job.queue)), taken_(search.slots) {}
 
   std::optional<Eviction> Run(absl::Time& retry_at) {
     const int64_t gained = FindCandidates(retry_at);
-    if (candidates_.empty() || gained < job_.ranks) return std::nullopt;
+    if (candidates_.empty() || gained < job_.ranks || !GroupsMayFit()) return std::nullopt;
+    use_.emplace(search_.use);
+    for (const auto& [id, kept] : search_.kept) {
+      if (id == job_.id) continue;
+      for (const Slot& slot : kept.slots) kept_for_.emplace(slot, id);
+    }
     for (Candidate& candidate : candidates_) candidate.keeps = candidate.base = candidate.ranks;
     FreeWhatIsReleased();
     if (Fits()) return std::nullopt;
@@ -193,11 +189,42 @@ class Search {
     return slots;
   }
 
+  // False: not even with the slots of all candidates, and those that are being released anyway, are
+  // there workers that hold the whole tensor groups of the job. Far cheaper than to try.
+  bool GroupsMayFit() const {
+    const int unit = UnitOf(job_, search_.slots.Of(job_.device));
+    if (unit == 1 || !job_.reservations.empty()) return true;
+    int64_t room = 0;
+    for (const auto& [free, workers] : search_.slots.Of(job_.device).workers_by_free) {
+      room += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
+    }
+    std::map<const WorkerView*, int> more;  // slots that its free ones would be joined by
+    const auto add = [&](const JobId& id) {
+      for (const WorkerId& on : search_.slots.WorkersOf(id)) {
+        const WorkerView& worker = *search_.slots.Find(on);
+        if (!worker.ready) continue;
+        for (const SlotView& slot : worker.slots) {
+          if (slot.held_by == id && slot.kind == job_.device) ++more[&worker];
+        }
+      }
+    };
+    for (const Candidate& candidate : candidates_) add(candidate.id);
+    for (const JobId& id : search_.running.Stopping(job_.device).jobs) add(id);
+    for (const JobId& id : search_.stopped) add(id);
+    add(job_.id);
+    for (const auto& [worker, slots] : more) {
+      const int free = FreeSlots(*worker, job_.device);
+      room += (free + slots) / unit * unit - free / unit * unit;
+    }
+    return room >= job_.ranks;
+  }
+
   int QueueCount() const { return static_cast<int>(search_.tree.queues().size()); }
 
   bool Borrows(int queue, int64_t more) const {
     const size_t kind = static_cast<size_t>(job_.device);
-    return use_.at(queue).devices[kind] + more > search_.tree.at(queue).guaranteed[kind];
+    const QueueUse& use = use_.has_value() ? *use_ : search_.use;
+    return use.at(queue).devices[kind] + more > search_.tree.at(queue).guaranteed[kind];
   }
 
   // Where the path of the other queue parts from that of the job's: the queue there, if what it
@@ -233,7 +260,8 @@ class Search {
   }
   void Count(const Candidate& candidate, int sign) {
     if (candidate.keeps == 0) return;
-    use_.Count(search_.tree, candidate.queue, job_.device, candidate.keeps, candidate.tenant, sign);
+    use_->Count(search_.tree, candidate.queue, job_.device, candidate.keeps, candidate.tenant,
+                sign);
   }
 
   // Every elastic candidate becomes as small as it can be, those of other queues while these
@@ -280,13 +308,13 @@ class Search {
         taken_.Change(slot, id, kept == kept_for_.end() ? JobId() : kept->second);
       }
       const RunningJob& running = *search_.running.Find(id);
-      use_.Count(search_.tree, search_.tree.Find(running.queue), running.device, running.ranks,
-                 running.tenant, -1);
+      use_->Count(search_.tree, search_.tree.Find(running.queue), running.device, running.ranks,
+                  running.tenant, -1);
     }
     taken_.Free(job_.id);
     const auto own = search_.kept.find(job_.id);
     if (own != search_.kept.end()) {
-      use_.Count(search_.tree, queue_, job_.device, job_.ranks, job_.tenant, -1);
+      use_->Count(search_.tree, queue_, job_.device, job_.ranks, job_.tenant, -1);
     }
   }
 
@@ -300,7 +328,7 @@ class Search {
     }
     if (search_.slots.Of(job_.device).free < wanted && !reserved) return false;
     if (queue_ != QueueTree::kNone &&
-        FindLimit(search_.tree, use_, queue_, job_.device, job_.ranks, job_.tenant).has_value()) {
+        FindLimit(search_.tree, *use_, queue_, job_.device, job_.ranks, job_.tenant).has_value()) {
       return false;
     }
     return Place(nullptr, nullptr);
@@ -413,7 +441,7 @@ class Search {
   const EvictionSearch& search_;
   const WaitingJob& job_;
   const int queue_;
-  QueueUse use_;  // without the jobs that are freed
+  std::optional<QueueUse> use_;  // without the jobs that are freed; no value: as `search_.use`
   Taken taken_;
   std::vector<Candidate> candidates_;
   // In the order in which they are placed, which does not depend on addresses.

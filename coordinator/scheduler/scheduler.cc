@@ -1,7 +1,9 @@
 #include "coordinator/scheduler/scheduler.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -106,12 +108,18 @@ class Planner {
     }
     first_.assign(tree_.queues().size() + 1, nullptr);
     line_of_.assign(tree_.queues().size(), nullptr);
+    matches_.resize(tree_.queues().size() + 1);
+    place_.assign(tree_.queues().size(), 0);
   }
 
   // The slots of those that start stay taken in the trial.
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
     StartKept(queue);
+    if (scope_.explains && scope_.only == nullptr) {
+      const size_t each = static_cast<size_t>(scope_.behind) + 1;
+      schedule_.explanations.reserve(std::min(queue.size(), queue.queues().size() * each));
+    }
     // For every queue and shape the first job that was not looked at, those of a queue in order.
     lines_.reserve(queue.queues().size());
     for (const auto& [name, shapes] : queue.queues()) {
@@ -120,22 +128,24 @@ class Planner {
       if (line.queue != QueueTree::kNone && !tree_.at(line.queue).leaf)
         line.queue = QueueTree::kNone;
       for (const auto& [shape, jobs] : shapes) {
-        line.heads.emplace(jobs.begin()->first, Cursor{jobs.begin(), jobs.end()});
+        line.heads.push_back({jobs.begin(), jobs.end(), &shape});
       }
+      std::sort(line.heads.begin(), line.heads.end(), GoesAfter);
       if (line.queue != QueueTree::kNone) {
         line_of_[static_cast<size_t>(line.queue)] = &line;
         line.last_turn = cluster_.history.LastTurn(name);
       }
     }
-    for (size_t of = tree_.queues().size(); of > 0; --of) FindFirst(static_cast<int>(of) - 1);
-    FindFirst(QueueTree::kNone);
+    for (size_t of = tree_.queues().size(); of > 0; --of) BeginMatches(static_cast<int>(of) - 1);
+    BeginMatches(QueueTree::kNone);
     while (Line* line = NextLine()) {
       if (line->blocker != nullptr && !scope_.explains && NobodyCanStart(*line)) {
         line->heads.clear();
         MovedOn(line->queue);
         continue;
       }
-      Cursor cursor = line->heads.extract(line->heads.begin()).mapped();
+      Cursor cursor = line->heads.back();
+      line->heads.pop_back();
       const WaitingJob& job = cursor.next->second;
       if (!settled_.contains(job.id)) Consider(job, *line, cursor);
       if (scope_.only != nullptr && job.id == *scope_.only) break;
@@ -145,8 +155,8 @@ class Planner {
       } else if (cursor.misfit && cursor.behind >= scope_.behind) {
         schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
       } else if (++cursor.next != cursor.end) {
-        const QueueOrder order = cursor.next->first;
-        line->heads.emplace(order, cursor);
+        line->heads.insert(
+            std::lower_bound(line->heads.begin(), line->heads.end(), cursor, GoesAfter), cursor);
       }
       MovedOn(line->queue);
     }
@@ -160,17 +170,21 @@ class Planner {
   // How far the plan has come with the jobs of one shape in one queue.
   struct Cursor {
     WaitingQueue::Jobs::const_iterator next, end;
-    bool misfit = false;  // one did not fit, so that none behind it does
-    int behind = 0;       // jobs looked at behind that one
+    const GangShape* shape;
+    bool may_start = false;  // once the cluster is idle
+    bool misfit = false;     // one did not fit, so that none behind it does
+    int behind = 0;          // jobs looked at behind that one
   };
+  static bool GoesAfter(const Cursor& a, const Cursor& b) { return b.next->first < a.next->first; }
   // How far it has come with a queue.
   struct Line {
     int queue = QueueTree::kNone;  // kNone: there is no such queue that jobs wait in
     absl::Time last_turn = absl::InfinitePast();
-    std::map<QueueOrder, Cursor> heads;   // by shape
+    std::vector<Cursor> heads;            // by shape, the one whose job goes first at the back
     const WaitingJob* blocker = nullptr;  // the first job that does not fit and holds back others
     bool reserved = false;                // it is known when and where the blocker will start
     int behind = 0;                       // jobs looked at behind the blocker
+    std::shared_ptr<const v1::WaitReason> why_behind = nullptr;  // why these wait; null: not made
   };
   // When a job that does not fit will start.
   struct Reservation {
@@ -178,17 +192,20 @@ class Planner {
     absl::Time at;  // InfiniteFuture: not known
   };
 
-  const WaitingJob& HeadOf(const Line& line) const {
-    return line.heads.begin()->second.next->second;
-  }
+  const WaitingJob& HeadOf(const Line& line) const { return line.heads.back().next->second; }
 
   // The queue whose turn it is; null when no job is left.
   Line* NextLine() {
-    for (const int queue : stale_) {
-      const std::vector<int>& path = tree_.Path(queue);
-      for (auto above = path.rbegin(); above != path.rend(); ++above) FindFirst(*above);
+    // The queue whose turn it was comes first: it alone may have run out of jobs, and no match is
+    // to meet it before that is known.
+    for (auto stale = stale_.rbegin(); stale != stale_.rend(); ++stale) {
+      SetFirst(*stale);
+      for (int below = *stale; below != QueueTree::kNone; below = tree_.at(below).parent) {
+        const int above = tree_.at(below).parent;
+        Replay(above, place_[static_cast<size_t>(below)]);
+        First(above) = Winner(above);
+      }
     }
-    if (!stale_.empty()) FindFirst(QueueTree::kNone);
     stale_.clear();
     if (Line* first = First(QueueTree::kNone); first != nullptr) return first;
     for (Line& line : lines_) {
@@ -199,26 +216,44 @@ class Planner {
 
   // Of a queue and those below it the one whose turn it is; null when none has a job left.
   Line*& First(int queue) { return first_[static_cast<size_t>(queue + 1)]; }
-  void FindFirst(int queue) {
-    Line*& first = First(queue);
-    first = nullptr;
-    if (queue != QueueTree::kNone && tree_.at(queue).leaf) {
-      Line* line = line_of_[static_cast<size_t>(queue)];
-      if (line != nullptr && !line->heads.empty()) first = line;
-      return;
+  // Of a queue without queues below it.
+  void SetFirst(int queue) {
+    if (!tree_.at(queue).leaf) return;
+    Line* line = line_of_[static_cast<size_t>(queue)];
+    First(queue) = line != nullptr && !line->heads.empty() ? line : nullptr;
+  }
+  // The queues below one play a knockout: matches_ has the winner of match i at i, those of matches
+  // 2 i and 2 i + 1 play it, and the queues themselves follow. A queue that changes plays its own
+  // matches again and no others.
+  void BeginMatches(int queue) {
+    if (queue != QueueTree::kNone && tree_.at(queue).leaf) return SetFirst(queue);
+    const std::vector<int>& below = tree_.Below(queue);
+    std::vector<int>& matches = matches_[static_cast<size_t>(queue + 1)];
+    matches.assign(below.size(), QueueTree::kNone);
+    matches.insert(matches.end(), below.begin(), below.end());
+    for (size_t i = 0; i < below.size(); ++i) place_[static_cast<size_t>(below[i])] = i;
+    for (size_t match = below.size(); match-- > 1;) Play(matches, match);
+    First(queue) = Winner(queue);
+  }
+  void Replay(int queue, size_t place) {
+    std::vector<int>& matches = matches_[static_cast<size_t>(queue + 1)];
+    for (size_t match = (matches.size() / 2 + place) / 2; match > 0; match /= 2) {
+      Play(matches, match);
     }
-    int chosen = QueueTree::kNone;
-    for (const int below : tree_.Below(queue)) {
-      if (First(below) == nullptr) continue;
-      if (first == nullptr || GoesBefore(below, chosen)) {
-        chosen = below;
-        first = First(below);
-      }
-    }
+  }
+  void Play(std::vector<int>& matches, size_t match) {
+    const int a = matches[2 * match];
+    const int b = matches[2 * match + 1];
+    const bool first = First(b) == nullptr || (First(a) != nullptr && GoesBefore(a, b));
+    matches[match] = first ? a : b;
+  }
+  Line* Winner(int queue) {
+    const std::vector<int>& matches = matches_[static_cast<size_t>(queue + 1)];
+    return matches.empty() ? nullptr : First(matches[1]);
   }
   // The first job of the queue, or what it uses, has changed.
   void MovedOn(int queue) {
-    if (queue != QueueTree::kNone) stale_.insert(queue);
+    if (queue != QueueTree::kNone) stale_.push_back(queue);
   }
 
   // Of two queues beside each other, both with jobs.
@@ -265,7 +300,7 @@ class Planner {
   bool NobodyCanStart(const Line& line) const {
     if (!line.reserved) return true;
     if (reserved_held_ > 0) return false;
-    for (const auto& [order, cursor] : line.heads) {
+    for (const Cursor& cursor : line.heads) {
       if (index_.Of(cursor.next->second.device).free > 0) return false;
     }
     return true;
@@ -321,6 +356,7 @@ class Planner {
 
   // Slots that are kept for the job are free again.
   void GiveUp(const JobId& job) {
+    Changed();
     for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
     Uncount(kept_.find(job)->second);
     kept_.erase(job);
@@ -367,6 +403,7 @@ class Planner {
 
   // Keeps slots for a job: those that are free, and others once their holders have released them.
   void Keep(const WaitingJob& job, const std::vector<Slot>& slots) {
+    Changed();
     Kept& kept = kept_[job.id];
     kept = {job.queue, job.priority, job.device, job.tenant, {}};
     for (const Slot& slot : slots) {
@@ -460,27 +497,30 @@ class Planner {
     const SlotIndex::Kind& slots = index_.Of(job.device);
     const int group = UnitOf(job, slots);
     // One that can never start holds back none.
-    if (const auto never = NeverStarts(job, line.queue, slots, group); never.has_value()) {
-      cursor.misfit = true;
-      return Explain(job, [&] { return *never; });
+    if (!cursor.may_start) {
+      if (const auto never = NeverStarts(job, line.queue, slots, group); never.has_value()) {
+        cursor.misfit = true;
+        return Explain(job, [&] { return *never; });
+      }
+      cursor.may_start = true;  // as all jobs of this shape in this queue
     }
     if (blocker != nullptr && !line.reserved) {
       wanted_.insert(job.device);
-      return Explain(job, [&] { return Behind(job, *blocker); });
+      return ExplainBehind(job, line);
     }
     const std::optional<QueueLimit> limit =
         FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant);
     bool passes_over = false;  // it fits, but would delay a job in front
     if (!limit.has_value()) {
       if (StartsLarger(job, line)) return;
-      if (auto placements = TryStart(job, blocker == nullptr, passes_over);
+      if (auto placements = TryStart(job, cursor.shape, blocker == nullptr, passes_over);
           placements.has_value()) {
         return Place(job.sizes.empty() ? job : AtSize(job, job.ranks), *std::move(placements),
                      blocker == nullptr);
       }
     }
     wanted_.insert(job.device);
-    if (blocker != nullptr) return Explain(job, [&] { return Behind(job, *blocker); });
+    if (blocker != nullptr) return ExplainBehind(job, line);
     if (passes_over) {
       line.blocker = &job;
       return Explain(job, [&] { return PassesOver(job); });
@@ -505,7 +545,7 @@ class Planner {
       if (FindLimit(tree_, use_, line.queue, job.device, ranks, job.tenant).has_value()) continue;
       const WaitingJob sized = AtSize(job, ranks);
       bool passes_over = false;
-      auto placements = TryStart(sized, /*first_of_queue=*/false, passes_over);
+      auto placements = TryStart(sized, nullptr, /*first_of_queue=*/false, passes_over);
       if (!placements.has_value()) continue;
       Place(sized, *std::move(placements), line.blocker == nullptr);
       return true;
@@ -546,9 +586,11 @@ class Planner {
     reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
     for (const Slot& slot : slots) {
-      const auto [known, first] = reserved_.emplace(slot, at);
-      known->second = std::min(known->second, at);
+      const auto [known, first] = reserved_.try_emplace(slot, ReservedSlot{at, nullptr});
+      if (first) known->second.view = FindSlot(index_, slot);
+      known->second.until = std::min(known->second.until, at);
     }
+    Changed();
   }
 
   // When the job starts if nothing but ends of running jobs happens, and on which slots;
@@ -575,6 +617,7 @@ class Planner {
       const int64_t before = index_.Of(job.device).free;
       trial.Release(id);
       const bool more = index_.Of(job.device).free > before || !job.reservations.empty();
+      if (index_.Of(job.device).free < job.ranks && job.reservations.empty()) continue;
       if (more && placed()) return std::max(now_, at);
     }
     return absl::InfiniteFuture();
@@ -583,17 +626,14 @@ class Planner {
   // Holds the slots that are reserved before `end` and free, and no others; with InfinitePast,
   // none.
   void HoldReserved(absl::Time end) {
-    absl::Time level = absl::InfinitePast();  // the last reservation before `end`
-    for (const Reservation& reservation : reservations_) {
-      if (reservation.at < end) level = std::max(level, reservation.at);
-    }
+    const absl::Time level = LevelOf(end);
     if (level == held_until_) return;
     held_until_ = level;
     std::vector<HeldSlot> changes;
-    for (const auto& [slot, at] : reserved_) {
-      const SlotView* view = FindSlot(index_, slot);
+    for (const auto& [slot, reserved] : reserved_) {
+      const SlotView* view = reserved.view;
       if (view == nullptr) continue;
-      const bool hold = at <= level;
+      const bool hold = reserved.until <= level;
       if (hold ? view->held() : view->held_by != Reserved()) continue;
       changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
       reserved_held_ += hold ? 1 : -1;
@@ -601,10 +641,23 @@ class Planner {
     attempted_.index.SetHolders(changes);
   }
 
+  // Slots have changed hands for good, or others are reserved.
+  void Changed() { misfits_.clear(); }
+  // The level of reservations that HoldReserved would hold.
+  absl::Time LevelOf(absl::Time end) const {
+    absl::Time level = absl::InfinitePast();
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.at < end) level = std::max(level, reservation.at);
+    }
+    return level;
+  }
+
   // Places the job where it delays none of the jobs with a reservation. `passes_over`: it fits, but
   // only so that it might; not found out behind a job of its queue that does not fit.
-  std::optional<std::vector<v1::Placement>> TryStart(const WaitingJob& job, bool first_of_queue,
-                                                     bool& passes_over) {
+  // `shape`: of the job, so that what is found out counts for others of it; null: it is not asked
+  // for.
+  std::optional<std::vector<v1::Placement>> TryStart(const WaitingJob& job, const GangShape* shape,
+                                                     bool first_of_queue, bool& passes_over) {
     for (const Reservation& reservation : reservations_) {
       const WaitingJob& first = *reservation.job;
       if (reservation.at != absl::InfiniteFuture() || first.device != job.device ||
@@ -616,10 +669,15 @@ class Planner {
     }
     if (reserved_.empty() ||
         (index_.Of(job.device).free + reserved_held_ < job.ranks && job.reservations.empty())) {
-      return TryPlace(job);
+      return TryPlaceAlike(job, shape, held_until_);
     }
-    HoldReserved(now_ + job.runtime);
-    auto placements = TryPlace(job);
+    const absl::Time end = now_ + job.runtime;
+    if (shape != nullptr && !first_of_queue && KnownMisfit(*shape, LevelOf(end)) &&
+        !kept_.contains(job.id)) {
+      return std::nullopt;
+    }
+    HoldReserved(end);
+    auto placements = TryPlaceAlike(job, shape, held_until_);
     if (!placements.has_value() && first_of_queue) {
       HoldReserved(absl::InfinitePast());
       SlotIndex::Trial trial(attempted_.index);
@@ -628,7 +686,25 @@ class Planner {
     return placements;
   }
 
+  // A shape that does not fit beside the slots that are held at a level does not beside more.
+  bool KnownMisfit(const GangShape& shape, absl::Time level) const {
+    const auto known = misfits_.find(&shape);
+    return known != misfits_.end() && known->second <= level;
+  }
+  std::optional<std::vector<v1::Placement>> TryPlaceAlike(const WaitingJob& job,
+                                                          const GangShape* shape,
+                                                          absl::Time level) {
+    if (shape == nullptr || kept_.contains(job.id)) return TryPlace(job);
+    if (KnownMisfit(*shape, level)) return std::nullopt;
+    auto placements = TryPlace(job);
+    if (placements.has_value()) return placements;
+    const auto [known, first] = misfits_.emplace(shape, level);
+    known->second = std::min(known->second, level);
+    return placements;
+  }
+
   void Place(const WaitingJob& job, std::vector<v1::Placement> placements, bool in_turn) {
+    Changed();
     largest_holders_.erase(job.device);
     placed_names_.emplace(job.id, job.name);
     Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
@@ -641,7 +717,7 @@ class Planner {
   template <typename Reason>
   void Explain(const WaitingJob& job, Reason reason) {
     if (!scope_.explains || (scope_.only != nullptr && job.id != *scope_.only)) return;
-    schedule_.explanations.push_back({job.id, reason()});
+    schedule_.explanations.emplace_back(job.id, reason());
   }
 
   v1::WaitReason AtLimit(const WaitingJob& job, const QueueLimit& limit) const {
@@ -694,14 +770,23 @@ class Planner {
     return reason;
   }
 
-  v1::WaitReason Behind(const WaitingJob& job, const WaitingJob& blocker) const {
-    v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_BEHIND);
-    SetBlocker(blocker, reason);
+  void ExplainBehind(const WaitingJob& job, Line& line) {
+    if (!scope_.explains || (scope_.only != nullptr && job.id != *scope_.only)) return;
+    if (line.why_behind == nullptr) line.why_behind = Behind(*line.blocker);
+    schedule_.explanations.emplace_back(job, line.why_behind);
+  }
+
+  // Of the jobs of a queue behind this one, without what each of them asks for.
+  std::shared_ptr<const v1::WaitReason> Behind(const WaitingJob& blocker) const {
+    auto reason = std::make_shared<v1::WaitReason>();
+    reason->set_code(v1::WAIT_CODE_BEHIND);
+    reason->set_queue(blocker.queue);
+    SetBlocker(blocker, *reason);
     for (const Reservation& reservation : reservations_) {
       if (reservation.job != &blocker || reservation.at == absl::InfiniteFuture()) continue;
-      *reason.mutable_reserved_start() = ToProto(reservation.at);
+      *reason->mutable_reserved_start() = ToProto(reservation.at);
     }
-    reason.mutable_change()->set_priority_above(blocker.priority);
+    reason->mutable_change()->set_priority_above(blocker.priority);
     return reason;
   }
 
@@ -799,25 +884,31 @@ class Planner {
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
     const SlotIndex::Kind& all = index_.Of(kind);
     const auto [cached, first] = largest_holders_.try_emplace(kind);
+    std::vector<std::pair<int64_t, JobId>>& jobs = cached->second;
     if (first) {
+      // `held` is in order of ids.
+      std::map<int64_t, std::vector<const JobId*>, std::greater<>> by_slots;
       for (const auto& [job, slots] : all.held) {
-        if (!kept_.contains(job) && job != Reserved()) cached->second.emplace_back(-slots, job);
+        if (!kept_.contains(job) && job != Reserved()) by_slots[slots].push_back(&job);
       }
-      std::sort(cached->second.begin(), cached->second.end());
+      for (const auto& [slots, ids] : by_slots) {
+        for (const JobId* id : ids) jobs.emplace_back(slots, *id);
+      }
     }
-    std::vector<std::pair<int64_t, JobId>> jobs = cached->second;
     v1::StartChange change;
-    while (missing > 0 && !jobs.empty()) {
-      auto take = jobs.begin();
-      for (auto it = jobs.begin(); it != jobs.end(); ++it) {
-        if (-it->first >= missing) take = it;
+    auto take = jobs.begin();
+    while (missing > 0 && take != jobs.end()) {
+      if (take->first >= missing) {
+        // The last one, and of those with as few slots the last by id.
+        take = std::prev(std::partition_point(
+            take, jobs.end(), [missing](const auto& job) { return job.first >= missing; }));
       }
       v1::JobSlots& ends = *change.add_jobs_end();
       ends.set_job_id(take->second.value());
       ends.set_job_name(NameOf(take->second));
-      ends.set_slots(-take->first);
-      missing += take->first;
-      jobs.erase(take);
+      ends.set_slots(take->first);
+      missing -= take->first;
+      ++take;
     }
     if (missing > 0 && all.away_slots > 0) AddAway(kind, change);
     if (change.jobs_end().empty() && change.workers_return().empty()) {
@@ -856,24 +947,36 @@ class Planner {
   const SchedulePolicy& policy_;
   const absl::Time now_;
   const Scope scope_;
-  // By kind: the jobs that hold slots, most slots first (counted negative).
+  // By kind: the jobs that hold slots, most slots first, then by id.
   std::map<v1::DeviceKind, std::vector<std::pair<int64_t, JobId>>> largest_holders_;
   std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
-  std::map<Slot, absl::Time> reserved_;           // slots that are not to be taken beyond this time
-  absl::Time held_until_ = absl::InfinitePast();  // those up to this time are held, if free
-  int64_t reserved_held_ = 0;                     // so many
+  struct ReservedSlot {
+    absl::Time until;      // it is not to be taken for longer
+    const SlotView* view;  // in the index, whose workers stay while a plan is made
+  };
+  std::map<Slot, ReservedSlot> reserved_;
+  // Shapes that do not fit beside the reserved slots that are held at this level, nor at any later
+  // one, until slots change hands.
+  struct ByShape {
+    bool operator()(const GangShape* a, const GangShape* b) const { return *a < *b; }
+  };
+  std::map<const GangShape*, absl::Time, ByShape> misfits_;
+  absl::Time held_until_ = absl::InfinitePast();         // those up to this time are held, if free
+  int64_t reserved_held_ = 0;                            // so many
   std::set<std::pair<absl::Time, JobId>> started_ends_;  // of the jobs that this plan starts
   KeptSlots kept_;
-  QueueUse use_;                     // with the jobs that start and those that slots are kept for
-  std::vector<double> shares_;       // by queue
-  std::vector<Line*> first_;         // by queue + 1; of those that are not stale
-  std::vector<Line*> line_of_;       // by queue; null: nobody waits there
-  std::set<int> stale_;              // queues above which first_ is to be found anew
-  std::set<JobId> stopped_;          // jobs that this plan stops
-  std::set<v1::DeviceKind> wanted_;  // that jobs wait for which could start
-  std::set<JobId> settled_;          // jobs for which slots are kept, or that had some and start
+  QueueUse use_;                // with the jobs that start and those that slots are kept for
+  std::vector<double> shares_;  // by queue
+  std::vector<Line*> first_;    // by queue + 1; of those that are not stale
+  std::vector<Line*> line_of_;  // by queue; null: nobody waits there
+  std::vector<int> stale_;      // queues above which first_ is to be found anew
+  std::vector<std::vector<int>> matches_;  // by queue + 1: of the queues below it
+  std::vector<size_t> place_;              // by queue: among those below its parent
+  std::set<JobId> stopped_;                // jobs that this plan stops
+  std::set<v1::DeviceKind> wanted_;        // that jobs wait for which could start
+  std::set<JobId> settled_;  // jobs for which slots are kept, or that had some and start
   Schedule schedule_;
 };
 
@@ -983,7 +1086,7 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
       return forecast;
     }
     CHECK(!plan.explanations.empty()) << job;
-    forecast.reason = std::move(plan.explanations.back().reason);
+    forecast.reason = plan.explanations.back().reason();
   }
   forecast.reason.set_ahead(queue.CountBefore(*waiting));
   const absl::Time start = EstimateStart(cluster, queue, policy, now, job);
@@ -991,6 +1094,16 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     *forecast.reason.mutable_estimated_start() = ToProto(start);
   }
   return forecast;
+}
+
+v1::WaitReason Explanation::reason() const {
+  v1::WaitReason reason = *reason_;
+  if (asks_.has_value()) {
+    reason.set_ranks(asks_->ranks);
+    reason.set_group(asks_->group);
+    reason.set_device(asks_->device);
+  }
+  return reason;
 }
 
 bool PlanningHorizon::Excludes(const WaitingJob& job) const {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,9 +69,29 @@ struct Resize {
   JobId for_job;  // that gets the slots which it gives up; empty: nobody needs them
 };
 using Decision = std::variant<Start, Preempt, GiveUpKept, Resize>;
-struct Explanation {
+// Why a job waits. Many wait behind the same one: what there is to say about that one is kept once,
+// and the message of each is made when it is read.
+class Explanation {
+ public:
+  Explanation(JobId id, v1::WaitReason reason)
+      : job(std::move(id)), reason_(std::make_shared<const v1::WaitReason>(std::move(reason))) {}
+  // `reason` lacks what the job asks for but its queue.
+  Explanation(const WaitingJob& waiting, std::shared_ptr<const v1::WaitReason> reason)
+      : job(waiting.id),
+        reason_(std::move(reason)),
+        asks_(Asks{waiting.ranks, waiting.group, waiting.device}) {}
+
+  v1::WaitReason reason() const;
+
   JobId job;
-  v1::WaitReason reason;
+
+ private:
+  struct Asks {
+    int32_t ranks, group;
+    v1::DeviceKind device;
+  };
+  std::shared_ptr<const v1::WaitReason> reason_;
+  std::optional<Asks> asks_;
 };
 // How far back in the queues a plan looked. A job beyond this can join or leave without changing
 // the plan; BehindMany() says why it waits.

@@ -1,12 +1,14 @@
 // Speed of the scheduler: plans of a cluster with queues in a tree, priorities and quotas, one
 // thread. Jobs start, end and are replaced until as many gangs have started as asked; every end of
-// a job is followed by a plan, as in the coordinator. Prints one line of JSON.
+// a job is followed by a plan, as in the coordinator. Prints one line of JSON. Its digests of what
+// was decided and explained are the same for as long as the scheduler decides and says the same.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -25,6 +27,21 @@ double CpuSeconds() {
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
+
+// FNV-1a.
+class Digest {
+ public:
+  void Add(std::string_view text) {
+    for (const char c : text) Add(static_cast<uint8_t>(c));
+    Add(uint8_t{0});
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  void Add(uint8_t byte) { value_ = (value_ ^ byte) * 0x100000001b3; }
+
+  uint64_t value_ = 0xcbf29ce484222325;
+};
 
 struct Options {
   int workers = 640;
@@ -76,11 +93,13 @@ class Bench {
     std::printf(
         "{\"workers\":%d,\"slots\":%d,\"queues\":%d,\"waiting\":%zu,\"running\":%zu,"
         "\"started\":%lld,\"preempted\":%lld,\"plans\":%zu,\"cpu_seconds\":%.3f,"
-        "\"decisions_per_second\":%.0f,\"plan_ms_median\":%.3f,\"plan_ms_p99\":%.3f}\n",
+        "\"decisions_per_second\":%.0f,\"plan_ms_median\":%.3f,\"plan_ms_p99\":%.3f,"
+        "\"decided\":\"%016llx\",\"explained\":\"%016llx\"}\n",
         options_.workers, options_.slots, options_.queues, queue_.size(), running_.all().size(),
         static_cast<long long>(started), static_cast<long long>(preempted_), taken_.size(), cpu_,
         static_cast<double>(started + preempted_) / cpu_, 1e3 * taken_[taken_.size() / 2],
-        1e3 * taken_[taken_.size() * 99 / 100]);
+        1e3 * taken_[taken_.size() * 99 / 100], static_cast<unsigned long long>(decided_.value()),
+        static_cast<unsigned long long>(explained_.value()));
   }
 
  private:
@@ -106,6 +125,7 @@ class Bench {
     const double took = CpuSeconds() - begin;
     taken_.push_back(took);
     cpu_ += took;
+    Record(plan);
     int64_t started = 0;
     for (const Decision& decision : plan.decisions) {
       if (const auto* start = std::get_if<Start>(&decision)) {
@@ -119,6 +139,34 @@ class Bench {
       }
     }
     return started;
+  }
+
+  void Record(const Schedule& plan) {
+    for (const Decision& decision : plan.decisions) {
+      if (const auto* start = std::get_if<Start>(&decision)) {
+        decided_.Add(absl::StrCat("start ", start->job.value(), start->in_turn ? " in turn" : ""));
+        for (const v1::Placement& placement : start->placements) {
+          decided_.Add(
+              absl::StrCat(placement.rank(), "=", placement.worker(), "/", placement.device()));
+        }
+      } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
+        decided_.Add(absl::StrCat("preempt for ", preempt->job.value()));
+        for (const JobId& id : preempt->eviction.stopped) decided_.Add(id.value());
+        for (const Slot& slot : preempt->eviction.slots) {
+          decided_.Add(absl::StrCat(slot.worker.value(), "/", slot.device));
+        }
+      } else if (const auto* resize = std::get_if<Resize>(&decision)) {
+        decided_.Add(
+            absl::StrCat("resize ", resize->resized.job.value(), " for ", resize->for_job.value()));
+        for (const Slot& slot : resize->resized.slots) {
+          decided_.Add(absl::StrCat(slot.worker.value(), "/", slot.device));
+        }
+      }
+    }
+    for (const Explanation& explanation : plan.explanations) {
+      explained_.Add(explanation.job.value());
+      explained_.Add(explanation.reason().SerializeAsString());
+    }
   }
 
   void Begin(const Start& start) {
@@ -168,6 +216,7 @@ class Bench {
   int64_t preempted_ = 0;
   std::vector<double> taken_;
   double cpu_ = 0;
+  Digest decided_, explained_;
 };
 
 int Main(int argc, char** argv) {

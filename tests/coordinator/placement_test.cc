@@ -396,7 +396,7 @@ TEST(Scheduler, GangThatFitsButNotInsideOneRack_SaysWhatWouldHelp) {
   const Schedule plan =
       Plan({slots, running, kept, tree, use, history}, queue, SchedulePolicy(), absl::UnixEpoch());
   ASSERT_THAT(plan.explanations, SizeIs(1));
-  const v1::WaitReason& reason = plan.explanations[0].reason;
+  const v1::WaitReason& reason = plan.explanations[0].reason();
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_DOMAINS_FULL);
   EXPECT_EQ(reason.domain(), "a");
   EXPECT_EQ(reason.domain_slots(), 6);

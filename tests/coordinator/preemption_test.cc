@@ -152,7 +152,7 @@ TEST(Preemption, OfJobsWithASmallerPriority_TheOneThatLosesLeastIsStopped) {
   const Schedule plan = cluster.Plan({Wants("urgent", 2, 90)});
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{"just-saved"});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  const v1::WaitReason& reason = plan.explanations[0].reason;
+  const v1::WaitReason& reason = plan.explanations[0].reason();
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_KEPT);
   ASSERT_EQ(reason.stopping_size(), 1);
   EXPECT_EQ(reason.stopping(0).job_name(), "just-saved");
@@ -166,7 +166,7 @@ TEST(Preemption, EqualPriorityOrAnotherQueue_IsLeftAlone) {
   cluster.Run("elsewhere", 10, {At(0, 2), At(0, 3)}, absl::ZeroDuration(), "other");
   const Schedule plan = cluster.Plan({Wants("job", 2, 50)});
   EXPECT_TRUE(plan.decisions.empty());
-  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(plan.explanations[0].reason().code(), v1::WAIT_CODE_SLOTS_TAKEN);
 }
 
 TEST(Preemption, JobThatHasJustStarted_IsStoppedOnlyAfterItsMinRuntime) {

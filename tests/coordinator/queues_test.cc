@@ -138,7 +138,7 @@ class QueuesTest : public ::testing::Test {
   }
   v1::WaitReason ReasonOf(const Schedule& plan, const JobId& id) {
     for (const Explanation& explanation : plan.explanations) {
-      if (explanation.job == id) return explanation.reason;
+      if (explanation.job == id) return explanation.reason();
     }
     return {};
   }

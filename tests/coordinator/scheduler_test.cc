@@ -145,7 +145,7 @@ TEST(Scheduler, TensorGroupsThatDoNotFit_WaitAndSayWhy) {
   const Schedule waits = PlanNow({{MakeWorker(0, 4, 1), MakeWorker(1, 4, 1), MakeWorker(2, 4, 2)}},
                                  {MakeTensorJob(0, 8, 4)});
   ASSERT_TRUE(waits.decisions.empty());
-  const v1::WaitReason& reason = waits.explanations[0].reason;
+  const v1::WaitReason& reason = waits.explanations[0].reason();
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_SCATTERED);
   EXPECT_EQ(reason.group(), 4);
   std::string free;
@@ -155,9 +155,9 @@ TEST(Scheduler, TensorGroupsThatDoNotFit_WaitAndSayWhy) {
   EXPECT_EQ(free, "w0 3 w1 3 w2 2 ");
   const Schedule never =
       PlanNow({{MakeWorker(0, 6), MakeWorker(1, 3)}}, {MakeTensorJob(0, 8, 4), MakeJob(1, 1)});
-  EXPECT_EQ(never.explanations[0].reason.code(), v1::WAIT_CODE_GROUPS_TOO_LARGE);
-  EXPECT_EQ(never.explanations[0].reason.groups_total(), 1);
-  EXPECT_EQ(never.explanations[0].reason.change().worker_with_slots(), 4);
+  EXPECT_EQ(never.explanations[0].reason().code(), v1::WAIT_CODE_GROUPS_TOO_LARGE);
+  EXPECT_EQ(never.explanations[0].reason().groups_total(), 1);
+  EXPECT_EQ(never.explanations[0].reason().change().worker_with_slots(), 4);
   EXPECT_EQ(never.decisions.size(), 1u) << "a job that can never start holds back none";
 }
 
@@ -213,7 +213,7 @@ TEST(Scheduler, JobThatDoesNotFit_HoldsBackJobsBehindIt) {
   const Schedule plan = PlanNow({{MakeWorker(0, 4, 2)}}, {MakeJob(0, 4), MakeJob(1, 1)});
   EXPECT_TRUE(plan.decisions.empty());
   ASSERT_EQ(plan.explanations.size(), 2u);
-  const v1::WaitReason& front = plan.explanations[0].reason;
+  const v1::WaitReason& front = plan.explanations[0].reason();
   EXPECT_EQ(front.code(), v1::WAIT_CODE_SLOTS_TAKEN);
   EXPECT_EQ(front.ranks(), 4);
   EXPECT_EQ(front.slots_free(), 2);
@@ -222,7 +222,7 @@ TEST(Scheduler, JobThatDoesNotFit_HoldsBackJobsBehindIt) {
   EXPECT_EQ(front.change().jobs_end(0).job_id(), "holder");
   EXPECT_EQ(front.change().jobs_end(0).job_name(), "the-holder");
   EXPECT_EQ(front.change().jobs_end(0).slots(), 2);
-  const v1::WaitReason& second = plan.explanations[1].reason;
+  const v1::WaitReason& second = plan.explanations[1].reason();
   EXPECT_EQ(second.code(), v1::WAIT_CODE_BEHIND);
   EXPECT_EQ(second.blocker().job_name(), "job-0");
   EXPECT_EQ(second.change().priority_above(), 50);
@@ -231,10 +231,10 @@ TEST(Scheduler, JobThatDoesNotFit_HoldsBackJobsBehindIt) {
 TEST(Scheduler, MoreRanksThanTheClusterHas_SaysWhatToAdd) {
   const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {MakeJob(0, 64)});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
-  EXPECT_EQ(plan.explanations[0].reason.slots_total(), 4);
-  EXPECT_EQ(plan.explanations[0].reason.change().slots_added(), 60);
-  EXPECT_EQ(plan.explanations[0].reason.change().ranks_at_most(), 4);
+  EXPECT_EQ(plan.explanations[0].reason().code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  EXPECT_EQ(plan.explanations[0].reason().slots_total(), 4);
+  EXPECT_EQ(plan.explanations[0].reason().change().slots_added(), 60);
+  EXPECT_EQ(plan.explanations[0].reason().change().ranks_at_most(), 4);
 }
 
 TEST(Scheduler, GpusThatNoWorkerOffers_HaveToBeAdded) {
@@ -242,7 +242,7 @@ TEST(Scheduler, GpusThatNoWorkerOffers_HaveToBeAdded) {
   job.device = v1::DEVICE_KIND_CUDA;
   const Schedule plan = PlanNow({{MakeWorker(0, 4)}}, {job});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  const v1::WaitReason& reason = plan.explanations[0].reason;
+  const v1::WaitReason& reason = plan.explanations[0].reason();
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
   EXPECT_EQ(reason.device(), v1::DEVICE_KIND_CUDA);
   EXPECT_EQ(reason.change().slots_added(), 2);
@@ -255,8 +255,8 @@ TEST(Scheduler, WorkerThatIsAway_GetsNothingAndIsNamed) {
   away.away = v1::AWAY_REASON_NOT_HEARD;
   const Schedule plan = PlanNow({{MakeWorker(0, 1), away}}, {MakeJob(0, 2)});
   EXPECT_TRUE(plan.decisions.empty());
-  ASSERT_EQ(plan.explanations[0].reason.change().workers_return_size(), 1);
-  const v1::AwayWorker& named = plan.explanations[0].reason.change().workers_return(0);
+  ASSERT_EQ(plan.explanations[0].reason().change().workers_return_size(), 1);
+  const v1::AwayWorker named = plan.explanations[0].reason().change().workers_return(0);
   EXPECT_EQ(named.worker(), "w1");
   EXPECT_EQ(named.slots(), 2);
   EXPECT_EQ(named.reason(), v1::AWAY_REASON_NOT_HEARD);
@@ -269,8 +269,8 @@ TEST(Scheduler, BackOff_WakesAtItsEndAndHoldsBackNone) {
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(StartOf(plan).job, JobId("job-1"));
   EXPECT_EQ(plan.wake_at, backing_off.not_before);
-  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_BACK_OFF);
-  EXPECT_EQ(plan.explanations[0].reason.until().seconds(), 7);
+  EXPECT_EQ(plan.explanations[0].reason().code(), v1::WAIT_CODE_BACK_OFF);
+  EXPECT_EQ(plan.explanations[0].reason().until().seconds(), 7);
 }
 
 TEST(Scheduler, JobsBeyondTheHorizon_AreNotLookedAt) {
@@ -338,7 +338,7 @@ TEST(Scheduler, JobLargerThanTheCluster_SaysSoAndHoldsBackNone) {
   ASSERT_EQ(plan.decisions.size(), 1u);
   EXPECT_EQ(StartOf(plan).job, MakeJob(1, 2, 10).id);
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_EQ(plan.explanations[0].reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  EXPECT_EQ(plan.explanations[0].reason().code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
 }
 
 TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
@@ -576,9 +576,9 @@ TEST(Scheduler, ManyWorkersThatAreAway_AreNotAllNamed) {
   }
   const Schedule plan = PlanNow(cluster, {MakeJob(0, 2)});
   ASSERT_EQ(plan.explanations.size(), 1u);
-  EXPECT_EQ(plan.explanations[0].reason.change().workers_return_size(), 8);
-  EXPECT_EQ(plan.explanations[0].reason.change().workers_return(7).worker(), "w17");
-  EXPECT_EQ(plan.explanations[0].reason.change().workers_return_unnamed(), 12);
+  EXPECT_EQ(plan.explanations[0].reason().change().workers_return_size(), 8);
+  EXPECT_EQ(plan.explanations[0].reason().change().workers_return(7).worker(), "w17");
+  EXPECT_EQ(plan.explanations[0].reason().change().workers_return_unnamed(), 12);
 }
 
 }  // namespace
