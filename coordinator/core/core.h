@@ -205,6 +205,8 @@ struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
   std::optional<v1::WaitReason> waiting;
   std::vector<v1::Placement> placements;  // of a spec that would start at once
+  // Of a job or spec with a deadline that has not ended.
+  std::optional<v1::DeadlineOutlook> deadline = std::nullopt;
 };
 // Device time of the period that is not over, as rows like those of the store.
 struct OpenUsage {

@@ -137,6 +137,9 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   RecoverFleet(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
+    if (!job.spec().deadline().empty()) {
+      deadlines_.Set({DeadlineKey::Kind::kJobDeadline, id.value()}, now);
+    }
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
       // A state of a version that did not count has no beginning.
@@ -256,6 +259,11 @@ void CoreImpl::CompleteTurn(Turn& turn) {
         break;
       case DeadlineKey::Kind::kTimeLimit:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        break;
+      case DeadlineKey::Kind::kJobDeadline:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) {
+          CheckJobDeadline(*job, turn);
+        }
         break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();

@@ -4,6 +4,7 @@
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
 // core_queues.cc      the queues, and what they use
 // core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
+// core_deadline.cc    jobs that must have ended by a time
 // core_dependencies.cc  jobs that wait for the ends of others
 // core_attempts.cc    one attempt from allocation to release
 // core_workers.cc     sessions, Observed, Desired, lost workers
@@ -91,6 +92,8 @@ class CoreImpl : public Core {
   // How the job may be resized while it runs; null: not at all.
   std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const;
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
+  // Explained without `deadline`.
+  absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
 
@@ -129,6 +132,14 @@ class CoreImpl : public Core {
   absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
   void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
+
+  // ---- core_deadline.cc
+  // Ends a job whose deadline has passed, or sets its timer.
+  void CheckJobDeadline(JobEntry& job, Turn& turn);
+  // Of a live job with a deadline; `waiting` says why it waits, null: it runs, or would start now.
+  static std::optional<v1::DeadlineOutlook> OutlookOf(const JobEntry& job,
+                                                      const v1::WaitReason* waiting,
+                                                      absl::Time now);
 
   // ---- core_dependencies.cc
   // JobSpec.after with names looked up, without what holds already. kNotFound, kFailedPrecondition:
@@ -290,6 +301,11 @@ class CoreImpl : public Core {
   absl::Time most_silent_at_ = absl::InfinitePast();  // the newest turn with MostAreSilent()
 };
 
+// What is left of its time_limit when it runs next, or runs on at `now`; InfiniteDuration: no
+// limit.
+absl::Duration LimitOf(const JobEntry& job, absl::Time now);
+// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
+absl::Duration RestOf(const JobEntry& job);
 // Who pays: the label "tenant"; empty where there is none.
 std::string TenantOf(const v1::JobSpec& spec);
 // An event about a worker and none of its ranks, not yet numbered or dated.

@@ -8,6 +8,7 @@
 #include "coordinator/core/traffic.h"
 #include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
@@ -81,6 +82,12 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
+  v1::JobSpec spec = event.spec;
+  reply.status = spec::FixDeadline(spec, turn.now());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
   const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec);
   if (!after.ok()) {
     reply.status = after.status();
@@ -90,7 +97,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   JobEntry fresh;
   fresh.fixed.set_id(NewJobId(event.spec.name()).value());
   fresh.fixed.set_name(event.spec.name());
-  *fresh.fixed.mutable_spec() = event.spec;
+  *fresh.fixed.mutable_spec() = std::move(spec);
   fresh.fixed.set_request_id(event.request_id);
   fresh.fixed.set_submit_sequence(jobs_.NextSequence());
   *fresh.fixed.mutable_submitted() = ToProto(turn.now());
@@ -112,6 +119,7 @@ void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   turn.Persist(id);
   Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
   Wait(entry, turn);
+  CheckJobDeadline(entry, turn);
   while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
   reply.job = entry.View();
   turn.Act(std::move(reply));
@@ -173,6 +181,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   turn.Persist(job.id());
   if (IsFinal(to)) {
     *job.state.mutable_ended() = ToProto(turn.now());
+    deadlines_.Clear({DeadlineKey::Kind::kJobDeadline, job.fixed.id()});
     jobs_.Ended(job);
     ended_.push_back(job.id());
   }
@@ -205,7 +214,8 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
   return 1;  // no order: the tensor axis comes first
 }
 
-// What is left of its time_limit when it runs next, or runs on at `now`.
+}  // namespace
+
 absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
   if (!job.spec().has_time_limit()) return absl::InfiniteDuration();
   absl::Duration ran = FromProto(job.state.ran());
@@ -215,7 +225,6 @@ absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
   return std::max(absl::ZeroDuration(), FromProto(job.spec().time_limit()) - ran);
 }
 
-// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
 absl::Duration RestOf(const JobEntry& job) {
   const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
   const double seconds = left * job.progress.step_seconds();
@@ -225,8 +234,6 @@ absl::Duration RestOf(const JobEntry& job) {
   }
   return absl::InfiniteDuration();
 }
-
-}  // namespace
 
 void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
   const absl::Duration rest = std::min(RestOf(job), LimitOf(job, turn.now()));
@@ -256,6 +263,7 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.queue = spec.queue();
   waiting.priority = spec.priority();
   waiting.submit_sequence = job.fixed.submit_sequence();
+  waiting.deadline = spec::DeadlineOf(spec);
   waiting.ranks = spec.resources().ranks();
   waiting.device = spec.resources().device();
   waiting.group = std::max(1, spec.engine().parallel().tensor());
@@ -332,6 +340,19 @@ void CoreImpl::CarryOut(const Start& start, Turn& turn) {
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
+  ASSIGN_OR_RETURN(Explained out, ExplainWait(about, now));
+  const v1::WaitReason* waiting = out.waiting.has_value() ? &*out.waiting : nullptr;
+  if (const JobEntry* job = jobs_.Find(JobId(out.job.id())); job != nullptr) {
+    out.deadline = OutlookOf(*job, waiting, now);
+  } else {
+    JobEntry entry;
+    *entry.fixed.mutable_spec() = out.job.spec();
+    out.deadline = OutlookOf(entry, waiting, now);
+  }
+  return out;
+}
+
+absl::StatusOr<Explained> CoreImpl::ExplainWait(const ExplainQuery& about, absl::Time now) {
   Explained out;
   std::optional<WaitingJob> added;
   JobId id;
@@ -346,6 +367,7 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
     entry.fixed.set_id("(the spec)");  // no job has such an id
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    RETURN_IF_ERROR(spec::FixDeadline(*entry.fixed.mutable_spec(), now));
     *entry.state.mutable_queued() = ToProto(now);
     RETURN_IF_ERROR(scheduling_.tree().CheckJob(
         entry.spec().queue(), entry.spec().resources().device(), entry.sizes().front()));

@@ -18,6 +18,7 @@
 #include "coordinator/rpc/usage.h"
 #include "coordinator/shell.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/spec.h"
 
 namespace muster::coordinator {
@@ -42,6 +43,9 @@ class JobService : public v1::JobService::CallbackService {
       return Finish(reactor, "Submit", valid);
     }
     if (request->validate_only()) {
+      if (absl::Status fixed = spec::FixDeadline(spec, shell_.clock().Now()); !fixed.ok()) {
+        return Finish(reactor, "Submit", fixed);
+      }
       response->mutable_job()->set_name(spec.name());
       response->mutable_job()->set_steps(spec.engine().training().steps());
       *response->mutable_job()->mutable_spec() = std::move(spec);
@@ -167,6 +171,7 @@ class JobService : public v1::JobService::CallbackService {
       if (explained.ok()) {
         *response->mutable_job() = std::move(explained->job);
         if (explained->waiting.has_value()) *response->mutable_waiting() = *explained->waiting;
+        if (explained->deadline.has_value()) *response->mutable_deadline() = *explained->deadline;
         for (v1::Placement& placement : explained->placements) {
           *response->add_placements() = std::move(placement);
         }

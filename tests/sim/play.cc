@@ -141,6 +141,11 @@ void World::Submit(int number) {
 void World::AddBounds(int number, v1::JobSpec& spec) {
   Rng rng(options_.seed * 1000 + static_cast<uint64_t>(number));
   if (rng.Chance(0.15)) spec.mutable_time_limit()->set_seconds(2 + static_cast<int>(rng.Below(20)));
+  // Where only some faults happen, tests want every job to succeed.
+  Rng deadlines(options_.seed * 31337 + static_cast<uint64_t>(number));
+  if (options_.faults == Faults::kAll && deadlines.Chance(0.1)) {
+    spec.set_deadline(absl::StrCat(5 + deadlines.Below(120), "s"));
+  }
   if (options_.faults == Faults::kRestore || !rng.Chance(0.25)) return;
   std::vector<std::string> known;
   for (const auto& [request, other] : submissions_) {
