@@ -371,6 +371,7 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   CheckPreemption(spec.preemption(), check);
   CheckTimeLimit(spec, check);
   CheckDeadline(spec, check);
+  if (spec.has_array_task()) CheckArrayTask(spec, check);
   CheckAfter(spec, check);
   if (spec.notes().size() > kNotesBytesMax) {
     check.Add("notes", "is ", spec.notes().size(), " bytes long; at most ", kNotesBytesMax);
