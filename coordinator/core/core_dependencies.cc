@@ -43,6 +43,14 @@ absl::StatusOr<std::vector<v1::Dependency>> CoreImpl::DependenciesOf(
     if (!parsed.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(path, "not understood"));
     }
+    if (const Array* array = FindArray(parsed->job); array != nullptr) {
+      const auto on = DependencyOn(*array, parsed->condition);
+      if (!on.ok()) {
+        return absl::Status(on.status().code(), absl::StrCat(path, on.status().message()));
+      }
+      if (on->has_value()) out.push_back(**on);
+      continue;
+    }
     const absl::StatusOr<const JobEntry*> job = jobs_.Resolve(parsed->job);
     if (!job.ok()) {
       return absl::Status(job.status().code(), absl::StrCat(path, job.status().message()));
@@ -79,6 +87,11 @@ void CoreImpl::AwaitDependencies(JobEntry& job, Turn& turn) {
     const JobId id(dependency.job_id());
     dependents_[id].insert(job.id());
     // Only a state that another version has written can name a job that has ended.
+    if (dependency.array()) {
+      const Array* array = jobs_.arrays().FindId(id.value());
+      if (array == nullptr || array->live.empty()) ended_.push_back(id);
+      continue;
+    }
     const JobEntry* target = jobs_.Find(id);
     if (target == nullptr || !target->live()) ended_.push_back(id);
   }
@@ -98,6 +111,7 @@ void CoreImpl::ResolveDependents(Turn& turn) {
       ended->state.clear_after();
       turn.Persist(id);
     }
+    if (ended != nullptr && ended->spec().has_array_task()) TaskEnded(*ended, turn);
     const auto waiting = dependents_.extract(id);
     if (waiting.empty()) continue;
     for (const JobId& dependent : waiting.mapped()) {
@@ -112,9 +126,14 @@ void CoreImpl::DependencyEnded(JobEntry& job, const JobId& id, const JobEntry* e
   auto& after = *job.state.mutable_after();
   for (int i = after.size() - 1; i >= 0; --i) {
     if (after[i].job_id() != id.value()) continue;
-    if (ended == nullptr || !Holds(after[i].condition(), ended->state.state())) {
+    const bool holds = after[i].array()
+                           ? BrokenBy(after[i]).empty()
+                           : ended != nullptr && Holds(after[i].condition(), ended->state.state());
+    if (!holds) {
       const std::string why =
-          CannotHold(after[i], ended == nullptr ? "is not known any more" : EndedAs(*ended));
+          after[i].array()
+              ? BrokenBy(after[i])
+              : CannotHold(after[i], ended == nullptr ? "is not known any more" : EndedAs(*ended));
       job.state.set_message(why);
       Transition(job, JobEvent::kCannotStart, why, turn);
       return;

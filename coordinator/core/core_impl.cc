@@ -182,6 +182,8 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
   struct Visitor {
     const WorkerTable& workers;
     std::string operator()(const SubmitEvent& e) const { return e.caller.actor; }
+    std::string operator()(const SubmitArrayEvent& e) const { return e.caller.actor; }
+    std::string operator()(const ChangeArrayEvent& e) const { return e.caller.actor; }
     std::string operator()(const CancelEvent& e) const { return e.caller.actor; }
     std::string operator()(const ChangeJobEvent& e) const { return e.caller.actor; }
     std::string operator()(const FleetEvent& e) const { return e.caller.actor; }
@@ -283,6 +285,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   }
   EndReleasedAttempts(turn);
   ResolveDependents(turn);
+  AdmitTasks(turn);
   const std::set<WorkerId> draining = draining_;
   for (const WorkerId& id : draining) {
     WorkerEntry* worker = workers_.Find(id);
@@ -296,6 +299,8 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     Schedule(turn);
     EndReleasedAttempts(
         turn);  // a job that is stopped for another one may have ranks that are gone
+    ResolveDependents(turn);
+    AdmitTasks(turn);
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -448,12 +453,18 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   const v1::AttemptState state = job.attempt_state();
   const bool depends = !job.after().empty();
   claim(scheduling_.Waits(entry.id()) ==
-            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
-        "must wait if and only if it is live without an attempt, not held, and no dependency is "
-        "left");
+            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD &&
+             !jobs_.arrays().Waits(entry)),
+        "must wait if and only if it is live without an attempt, not held, no dependency is left, "
+        "and its array lets it");
   claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
         "has dependencies and is neither queued nor held");
   for (const v1::Dependency& dependency : job.after()) {
+    if (dependency.array()) {
+      const Array* array = jobs_.arrays().FindId(dependency.job_id());
+      claim(array != nullptr && !array->live.empty(), "waits for an array that has ended");
+      continue;
+    }
     const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
     claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
   }
@@ -524,6 +535,7 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   CheckAccounts(broken);
+  CheckArrays(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);
   for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);

@@ -2,6 +2,7 @@
 //
 // core_impl.cc        recovery, dispatch, the end of every turn, reads
 // core_jobs.cc        submit, cancel, schedule, explain, job transitions
+// core_arrays.cc      arrays of jobs
 // core_queues.cc      the queues, and what they use
 // core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 // core_deadline.cc    jobs that must have ended by a time
@@ -82,6 +83,17 @@ class CoreImpl : public Core {
   // ---- core_jobs.cc
   void On(const SubmitEvent& event, Turn& turn);
   void On(const CancelEvent& event, Turn& turn);
+  static absl::Status CheckRequestId(const std::string& request_id);
+  absl::Status Submit(const SubmitEvent& event, ReplyAction& reply, Turn& turn);
+  // A job that can be accepted.
+  struct Submission {
+    v1::JobSpec spec;  // its deadline is a time
+    std::vector<v1::Dependency> after;
+  };
+  absl::StatusOr<Submission> CheckSubmission(const v1::JobSpec& spec, absl::Time now) const;
+  JobEntry& Accept(Submission submission, const std::string& request_id, const Caller& caller,
+                   Turn& turn);
+  void CancelJob(JobEntry& job, Turn& turn);
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
@@ -99,6 +111,27 @@ class CoreImpl : public Core {
 
   // Takes down when the job is expected to end, if that has changed by more than reports differ.
   void ExpectEnd(JobEntry& job, Turn& turn);
+
+  // ---- core_arrays.cc
+  void On(const SubmitArrayEvent& event, Turn& turn);
+  void On(const ChangeArrayEvent& event, Turn& turn);
+  absl::Status Submit(const SubmitArrayEvent& event, ReplyAction& reply, Turn& turn);
+  absl::Status ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report, Turn& turn);
+  // kAlreadyExists: a live job or an array with live tasks has the name.
+  absl::Status CheckArrayName(const std::string& name) const;
+  // Null: there is none, or a job of the name is newer.
+  const Array* FindArray(const std::string& name_or_id) const;
+  static v1::WaitReason WaitForTurn(const JobEntry& job);
+  // Lets tasks wait for devices in place of those that have left their arrays.
+  void AdmitTasks(Turn& turn);
+  // No value: it holds already. kFailedPrecondition: it cannot hold any more.
+  absl::StatusOr<std::optional<v1::Dependency>> DependencyOn(const Array& array,
+                                                             v1::EndCondition condition) const;
+  // Of an array that has ended, or of which a task has failed; empty: the dependency holds.
+  static std::string BrokenBy(const v1::Dependency& dependency);
+  // Tells the jobs that wait for its array.
+  void TaskEnded(const JobEntry& task, Turn& turn);
+  void CheckArrays(std::vector<std::string>& broken) const;
 
   // ---- core_queues.cc
   void On(const ApplyQueuesEvent& event, Turn& turn);
