@@ -351,6 +351,7 @@ void World::CheckRecovery() {
     for (v1::Job* both : {&mine, &*twin}) {
       both->clear_step();
       both->clear_train_loss();
+      both->clear_best_train_loss();
       both->clear_tokens_per_second();
       both->clear_model_flops_utilization();
       both->clear_hardware_flops_utilization();
