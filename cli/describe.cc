@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "cli/arrays.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
 #include "cli/explain.h"
@@ -246,7 +247,16 @@ void PrintRanks(const v1::Job& job, const std::optional<parallel::Mesh>& mesh, T
 
 absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, Format format,
                          Terminal& terminal) {
-  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  const absl::StatusOr<v1::Job> found = client.GetJob(name);
+  // An array whose name an older job has, too, is what is meant while it is live.
+  if (found.ok() ? IsFinal(found->state()) : found.status().code() == absl::StatusCode::kNotFound) {
+    ASSIGN_OR_RETURN(const std::vector<v1::Job> tasks, TasksOf(client, name));
+    if (AnyLive(tasks) || (!found.ok() && !tasks.empty())) {
+      return DescribeArray(tasks, format, terminal);
+    }
+  }
+  RETURN_IF_ERROR(found.status());
+  const v1::Job& job = *found;
   ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job.id()));
   if (format != Format::kTable) {
     Json object = ToJson(job);

@@ -247,11 +247,14 @@ std::string WhyText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_AFTER: {
       std::vector<std::string> jobs;
       for (const v1::Dependency& job : reason.after()) {
-        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", job.job_id(), ") has ",
-                                    spec::EnumName(job.condition())));
+        jobs.push_back(absl::StrCat(job.array() ? "array " : "job ", job.job_name(), " (",
+                                    job.job_id(), ") has ", spec::EnumName(job.condition())));
       }
       return absl::StrCat("starts after ", absl::StrJoin(jobs, " and "));
     }
+    case v1::WAIT_CODE_ARRAY:
+      return absl::StrCat("at most ", Count(reason.limit(), "task"),
+                          " of its array may run at a time (max_running); others go first");
     case v1::WAIT_CODE_QUEUE_QUOTA:
       return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(), " uses ",
                           reason.used(), " of the ", reason.limit(), " that it may");
