@@ -196,11 +196,12 @@ class Application {
     CLI::App* get = AddGroup(app_, "get", "List jobs or workers, or show one job");
     CLI::App* jobs = Add(*get, "jobs", "All jobs, newest first", [this] {
       return WithClient(
-          [this](auto& client) { return GetJobs(client, labels_, format(), terminal_); });
+          [this](auto& client) { return GetJobs(client, labels_, tasks_, format(), terminal_); });
     });
     jobs->add_option("-l,--labels", labels_,
                      "Only jobs with labels that match all of these: NAME=VALUE, NAME!=VALUE, NAME "
                      "or !NAME, separated by commas");
+    jobs->add_flag("--tasks", tasks_, "A line for every task of an array, not one for the array");
     TakesJob(Add(*get, "job", "One job", [this] {
       return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
     }));
@@ -925,6 +926,7 @@ class Application {
   std::string job_;
   std::string reason_;
   std::string ranks_;
+  bool tasks_ = false;
   std::string labels_;
   std::string queues_file_;
   std::string worker_;

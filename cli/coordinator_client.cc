@@ -22,6 +22,7 @@ namespace muster::cli {
 namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(20);
+constexpr absl::Duration kArrayTimeout = absl::Minutes(2);  // of ten thousand tasks
 constexpr absl::Duration kBackupTimeout = absl::Minutes(10);
 constexpr absl::Duration kRetryFirst = absl::Milliseconds(100);
 constexpr absl::Duration kRetryMax = absl::Seconds(2);
@@ -47,15 +48,23 @@ class GrpcClient : public CoordinatorClient {
 
   absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                             absl::Duration patience) override {
-    const absl::Time give_up = absl::Now() + patience;
-    for (absl::Duration pause = kRetryFirst;; pause = std::min(pause * 2, kRetryMax)) {
-      absl::StatusOr<v1::SubmitResponse> response =
-          Call<v1::SubmitResponse>(&v1::JobService::Stub::Submit, request, kCallTimeout);
-      const bool lost = response.status().code() == absl::StatusCode::kUnavailable ||
-                        response.status().code() == absl::StatusCode::kDeadlineExceeded;
-      if (!lost || absl::Now() + pause > give_up) return response;
-      absl::SleepFor(pause);
-    }
+    return Patiently(patience, [&] {
+      return Call<v1::SubmitResponse>(&v1::JobService::Stub::Submit, request, kCallTimeout);
+    });
+  }
+
+  absl::StatusOr<v1::SubmitArrayResponse> SubmitArray(const v1::SubmitArrayRequest& request,
+                                                      absl::Duration patience) override {
+    return Patiently(patience, [&] {
+      return Call<v1::SubmitArrayResponse>(&v1::JobService::Stub::SubmitArray, request,
+                                           kArrayTimeout);
+    });
+  }
+
+  absl::StatusOr<v1::ChangeArrayResponse> ChangeArray(
+      const v1::ChangeArrayRequest& request) override {
+    return Call<v1::ChangeArrayResponse>(&v1::JobService::Stub::ChangeArray, request,
+                                         kArrayTimeout);
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
@@ -97,6 +106,16 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) override {
     v1::ListJobsRequest request;
     request.set_label_selector(label_selector);
+    return Pages<v1::Job, v1::ListJobsResponse>(
+        &v1::JobService::Stub::ListJobs, std::move(request),
+        [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
+  }
+
+  absl::StatusOr<std::vector<v1::Job>> ListJobSummaries(
+      const std::string& label_selector) override {
+    v1::ListJobsRequest request;
+    request.set_label_selector(label_selector);
+    request.set_summary(true);
     return Pages<v1::Job, v1::ListJobsResponse>(
         &v1::JobService::Stub::ListJobs, std::move(request),
         [](v1::ListJobsResponse& page) { return page.mutable_jobs(); });
@@ -287,6 +306,18 @@ class GrpcClient : public CoordinatorClient {
   }
 
  private:
+  // Calls again while the coordinator cannot be reached, for up to `patience`.
+  template <typename Attempt>
+  static auto Patiently(absl::Duration patience, Attempt attempt) -> decltype(attempt()) {
+    const absl::Time give_up = absl::Now() + patience;
+    for (absl::Duration pause = kRetryFirst;; pause = std::min(pause * 2, kRetryMax)) {
+      auto response = attempt();
+      const bool lost = response.status().code() == absl::StatusCode::kUnavailable ||
+                        response.status().code() == absl::StatusCode::kDeadlineExceeded;
+      if (!lost || absl::Now() + pause > give_up) return response;
+      absl::SleepFor(pause);
+    }
+  }
   // Thread: any.
   absl::StatusOr<v1::CollectiveRecord> CollectivesOf(v1::JobService::Stub& stub,
                                                      const v1::GetCollectivesRequest& request,

@@ -42,9 +42,17 @@ class CoordinatorClient {
   // that this makes two jobs.
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                                     absl::Duration patience) = 0;
+  // As Submit.
+  virtual absl::StatusOr<v1::SubmitArrayResponse> SubmitArray(const v1::SubmitArrayRequest& request,
+                                                              absl::Duration patience) = 0;
+  virtual absl::StatusOr<v1::ChangeArrayResponse> ChangeArray(
+      const v1::ChangeArrayRequest& request) = 0;
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   // Those whose labels match ListJobsRequest.label_selector.
   virtual absl::StatusOr<std::vector<v1::Job>> ListJobs(const std::string& label_selector) = 0;
+  // The same without what grows with their ranks and steps.
+  virtual absl::StatusOr<std::vector<v1::Job>> ListJobSummaries(
+      const std::string& label_selector) = 0;
   // Of jobs that have not ended, and without what grows with their ranks and steps; at most
   // `limit`, the newest.
   virtual absl::StatusOr<std::vector<v1::Job>> ListLiveJobs(size_t limit) = 0;

@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "cli/arrays.h"
 #include "cli/checkpoints.h"
 #include "cli/events.h"
 #include "cli/explain.h"
@@ -134,7 +135,7 @@ std::string ElasticText(const v1::Job& job) {
 
 // Name and value of everything that is one number or text.
 Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
-                 const Terminal& terminal) {
+                 const std::optional<v1::DeadlineOutlook>& deadline, const Terminal& terminal) {
   Rows rows = {
       {"name:", job.name()},
       {"id:", job.id()},
@@ -172,6 +173,7 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
   if (const std::string ran = RanText(job, absl::Now()); !ran.empty()) {
     rows.push_back({"ran:", ran});
   }
+  if (deadline.has_value()) rows.push_back({"deadline:", DeadlineText(*deadline, absl::Now())});
   if (!job.spec().notes().empty()) rows.push_back({"notes:", job.spec().notes()});
   if (job.has_waiting()) rows.push_back({"waiting:", WaitText(job.waiting())});
   if (!job.message().empty()) rows.push_back({"message:", job.message()});
@@ -245,7 +247,16 @@ void PrintRanks(const v1::Job& job, const std::optional<parallel::Mesh>& mesh, T
 
 absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, Format format,
                          Terminal& terminal) {
-  ASSIGN_OR_RETURN(const v1::Job job, client.GetJob(name));
+  const absl::StatusOr<v1::Job> found = client.GetJob(name);
+  // An array whose name an older job has, too, is what is meant while it is live.
+  if (found.ok() ? IsFinal(found->state()) : found.status().code() == absl::StatusCode::kNotFound) {
+    ASSIGN_OR_RETURN(const std::vector<v1::Job> tasks, TasksOf(client, name));
+    if (AnyLive(tasks) || (!found.ok() && !tasks.empty())) {
+      return DescribeArray(tasks, format, terminal);
+    }
+  }
+  RETURN_IF_ERROR(found.status());
+  const v1::Job& job = *found;
   ASSIGN_OR_RETURN(const std::vector<v1::Event> events, client.ListEvents(job.id()));
   if (format != Format::kTable) {
     Json object = ToJson(job);
@@ -254,12 +265,19 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
     Print(object, format, terminal.out);
     return absl::OkStatus();
   }
+  std::optional<v1::DeadlineOutlook> deadline;
+  if (!job.spec().deadline().empty() && !IsFinal(job.state())) {
+    v1::ExplainRequest request;
+    request.set_name(job.id());
+    ASSIGN_OR_RETURN(const v1::ExplainResponse explained, client.Explain(request));
+    if (explained.has_deadline()) deadline = explained.deadline();
+  }
   // Of an elastic job the layout of its attempt, else of its largest size.
   const int32_t size = job.ranks_size() > 0 || job.sizes().empty()
                            ? job.ranks_size()
                            : job.sizes(job.sizes_size() - 1);
   const std::optional<parallel::Mesh> mesh = MeshOf(spec::AtSize(job.spec(), size));
-  terminal.out << Table(SummaryRows(job, mesh, terminal));
+  terminal.out << Table(SummaryRows(job, mesh, deadline, terminal));
   PrintRanks(job, mesh, terminal);
   if (!job.causes().empty()) {
     terminal.out << "\nended attempts\n" << Indented(Table(EndRows(job)));

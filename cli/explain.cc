@@ -146,6 +146,26 @@ std::string StateText(const v1::Job& job) {
 
 }  // namespace
 
+std::string DeadlineText(const v1::DeadlineOutlook& outlook, absl::Time now) {
+  const absl::Time deadline = FromProto(outlook.deadline());
+  std::string text = LocalTime(outlook.deadline());
+  if (deadline > now) absl::StrAppend(&text, ", in ", ShortDuration(deadline - now));
+  if (!outlook.has_expected_end()) {
+    return text + "; how long it runs is not known yet, so that it may miss it";
+  }
+  const absl::Duration late = FromProto(outlook.expected_end()) - deadline;
+  std::string sentence = "it is expected to end ";
+  if (outlook.by_time_limit()) sentence = "if it runs for its whole time_limit, it ends ";
+  if (!outlook.start_known()) {
+    sentence = outlook.by_time_limit()
+                   ? "started now and run for its whole time_limit, it would end "
+                   : "started now, it would end ";
+  }
+  return absl::StrCat(text, late > absl::ZeroDuration() ? "; at risk: " : "; ", sentence,
+                      ShortDuration(absl::AbsDuration(late)),
+                      late > absl::ZeroDuration() ? " after it" : " before it");
+}
+
 std::string CostText(const v1::PlacementCost& cost) {
   const std::string where = cost.level() == v1::TOPOLOGY_LEVEL_HOST
                                 ? absl::StrCat("worker ", cost.domain())
@@ -227,11 +247,14 @@ std::string WhyText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_AFTER: {
       std::vector<std::string> jobs;
       for (const v1::Dependency& job : reason.after()) {
-        jobs.push_back(absl::StrCat("job ", job.job_name(), " (", job.job_id(), ") has ",
-                                    spec::EnumName(job.condition())));
+        jobs.push_back(absl::StrCat(job.array() ? "array " : "job ", job.job_name(), " (",
+                                    job.job_id(), ") has ", spec::EnumName(job.condition())));
       }
       return absl::StrCat("starts after ", absl::StrJoin(jobs, " and "));
     }
+    case v1::WAIT_CODE_ARRAY:
+      return absl::StrCat("at most ", Count(reason.limit(), "task"),
+                          " of its array may run at a time (max_running); others go first");
     case v1::WAIT_CODE_QUEUE_QUOTA:
       return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(), " uses ",
                           reason.used(), " of the ", reason.limit(), " that it may");
@@ -358,13 +381,20 @@ absl::Status Explain(CoordinatorClient& client, const std::string& job, Format f
       rows.push_back({"placement:", CostText(explained.job().placement_cost())});
     }
   }
+  if (explained.has_deadline()) {
+    rows.push_back({"deadline:", DeadlineText(explained.deadline(), absl::Now())});
+  }
   terminal.out << Table(rows);
   return absl::OkStatus();
 }
 
 void WriteOutlook(const v1::ExplainResponse& outlook, absl::Time now, Terminal& terminal) {
   if (outlook.has_waiting()) {
-    terminal.out << "Submitted now, it would wait.\n" << Table(ReasonRows(outlook.waiting(), now));
+    Rows rows = ReasonRows(outlook.waiting(), now);
+    if (outlook.has_deadline()) {
+      rows.push_back({"deadline:", DeadlineText(outlook.deadline(), now)});
+    }
+    terminal.out << "Submitted now, it would wait.\n" << Table(rows);
     return;
   }
   terminal.out << "Submitted now, it would start at once.\n" << Table(WorkerRows(outlook));
@@ -372,6 +402,9 @@ void WriteOutlook(const v1::ExplainResponse& outlook, absl::Time now, Terminal& 
     terminal.out << "\n"
                  << CostText(outlook.job().placement_cost()) << "\n"
                  << Table(CostRows(outlook.job().placement_cost()));
+  }
+  if (outlook.has_deadline()) {
+    terminal.out << "\ndeadline: " << DeadlineText(outlook.deadline(), now) << "\n";
   }
 }
 

@@ -25,6 +25,9 @@ std::string WaitText(const v1::WaitReason& reason);
 std::string CostText(const v1::PlacementCost& cost);
 std::vector<std::vector<std::string>> CostRows(const v1::PlacementCost& cost);
 
+// "2026-12-01 08:00:00, in 2h; at risk: it is expected to end 30m0s after it".
+std::string DeadlineText(const v1::DeadlineOutlook& outlook, absl::Time now);
+
 // Prints what keeps a job from starting, what would let it start, and when that is expected.
 absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,
                      Terminal& terminal);

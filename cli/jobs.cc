@@ -1,6 +1,9 @@
 #include "cli/jobs.h"
 
+#include <map>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -8,6 +11,7 @@
 #include "base/file_system.h"
 #include "base/rng.h"
 #include "base/status_macros.h"
+#include "cli/arrays.h"
 #include "cli/explain.h"
 #include "cli/reconnect.h"
 #include "cli/spec_file.h"
@@ -47,11 +51,29 @@ const std::vector<std::string> kJobHeading = {"NAME",       "STATE",    "STEP", 
 
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal) {
+  ASSIGN_OR_RETURN(std::vector<v1::JobSpec> specs,
+                   LoadSpecs(options.file, options.overrides, options.working_directory));
+  std::set<std::string> checked;  // tasks of an array mostly share model and data sets
+  for (const v1::JobSpec& spec : specs) {
+    const v1::EngineSpec& engine = spec.engine();
+    if (checked.insert(engine.model().SerializeAsString() + engine.data().SerializeAsString())
+            .second) {
+      RETURN_IF_ERROR(CheckDataSets(*PosixFileSystem(), spec));
+    }
+  }
+  const std::string request_id = options.request_id.empty() ? FreshRequestId() : options.request_id;
+  if (specs[0].has_array_task()) {
+    if (options.watch) {
+      return absl::InvalidArgumentError(
+          "--watch follows one job, and the file has an array of them; submit it without, then "
+          "`muster watch` one of its tasks");
+    }
+    return SubmitTasks(client, std::move(specs), request_id, options.dry_run, kSubmitPatience,
+                       format, terminal);
+  }
   v1::SubmitRequest request;
-  ASSIGN_OR_RETURN(*request.mutable_spec(),
-                   LoadSpec(options.file, options.overrides, options.working_directory));
-  RETURN_IF_ERROR(CheckDataSets(*PosixFileSystem(), request.spec()));
-  request.set_request_id(options.request_id.empty() ? FreshRequestId() : options.request_id);
+  *request.mutable_spec() = std::move(specs[0]);
+  request.set_request_id(request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
   const v1::Job& job = response.job();
@@ -76,15 +98,16 @@ absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, For
   return absl::OkStatus();
 }
 
-absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
-                     Terminal& terminal) {
-  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(labels));
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, bool tasks,
+                     Format format, Terminal& terminal) {
   if (format != Format::kTable) {
+    ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobs(labels));
     Json list = Json::array();
     for (const v1::Job& job : jobs) list.push_back(ToJson(job));
     Print(list, format, terminal.out);
     return absl::OkStatus();
   }
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> jobs, client.ListJobSummaries(labels));
   if (jobs.empty()) {
     terminal.out << (labels.empty() ? "no jobs; `muster submit FILE` makes one"
                                     : "no job has labels that match " + labels)
@@ -93,7 +116,19 @@ absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Forma
   }
   std::vector<std::vector<std::string>> rows = {kJobHeading};
   const absl::Time now = absl::Now();
-  for (const v1::Job& job : jobs) rows.push_back(JobRow(job, now, terminal));
+  std::map<std::string, std::vector<v1::Job>> arrays;
+  for (const v1::Job& job : jobs) {
+    if (!tasks && job.spec().has_array_task()) {
+      arrays[job.spec().array_task().array_id()].push_back(job);
+    }
+  }
+  for (const v1::Job& job : jobs) {
+    if (tasks || !job.spec().has_array_task()) {
+      rows.push_back(JobRow(job, now, terminal));
+    } else if (const auto array = arrays.extract(job.spec().array_task().array_id())) {
+      rows.push_back(ArrayRow(array.mapped(), now));  // where the first of its tasks would be
+    }
+  }
   terminal.out << Table(rows);
   return absl::OkStatus();
 }
@@ -111,8 +146,41 @@ absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format f
   return absl::OkStatus();
 }
 
+namespace {
+
+// Whether `name` stands for an array: some of its tasks are live, or no job has the name.
+absl::StatusOr<bool> IsArray(CoordinatorClient& client, const std::string& name) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Job> tasks, TasksOf(client, name));
+  if (tasks.empty() || AnyLive(tasks)) return !tasks.empty();
+  return client.GetJob(name).status().code() == absl::StatusCode::kNotFound;
+}
+
+v1::ArrayChange ArrayChangeOf(CoordinatorClient::JobChange change) {
+  using JobChange = CoordinatorClient::JobChange;
+  switch (change) {
+    case JobChange::kHold:
+      return v1::ARRAY_CHANGE_HOLD;
+    case JobChange::kRelease:
+    case JobChange::kResume:
+      return v1::ARRAY_CHANGE_RELEASE;
+    case JobChange::kRequeue:
+      return v1::ARRAY_CHANGE_REQUEUE;
+    default:
+      return v1::ARRAY_CHANGE_UNSPECIFIED;
+  }
+}
+
+}  // namespace
+
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal) {
+  const v1::ArrayChange of_array = ArrayChangeOf(change);
+  if (of_array != v1::ARRAY_CHANGE_UNSPECIFIED) {
+    ASSIGN_OR_RETURN(const bool array, IsArray(client, request.name()));
+    if (array) {
+      return ChangeTasks(client, request.name(), of_array, request.reason(), format, terminal);
+    }
+  }
   ASSIGN_OR_RETURN(const v1::Job job, client.ChangeJob(change, request));
   if (format != Format::kTable) {
     Print(ToJson(job), format, terminal.out);
@@ -160,6 +228,10 @@ absl::Status ResizeJob(CoordinatorClient& client, const std::string& name, const
 
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal) {
+  ASSIGN_OR_RETURN(const bool array, IsArray(client, name));
+  if (array) {
+    return ChangeTasks(client, name, v1::ARRAY_CHANGE_CANCEL, /*reason=*/"", format, terminal);
+  }
   ASSIGN_OR_RETURN(const v1::Job job, client.CancelJob(name));
   if (format != Format::kTable) {
     Print(ToJson(job), format, terminal.out);

@@ -23,11 +23,12 @@ struct SubmitOptions {
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal);
 
-absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, Format format,
-                     Terminal& terminal);
+// `tasks`: a row for every task of an array, instead of one for the array.
+absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, bool tasks,
+                     Format format, Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
-// preempt, suspend, resume, hold, release and requeue.
+// preempt, suspend, resume, hold, release and requeue; of an array all but the first two.
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
 // `ranks`: a number, or "auto".

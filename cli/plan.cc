@@ -200,8 +200,13 @@ absl::Status PlanCommand(const v1::ExplainResponse& outlook, bool with_cluster, 
 
 absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format format,
                   Terminal& terminal) {
-  ASSIGN_OR_RETURN(const v1::JobSpec spec,
-                   LoadSpec(options.file, options.overrides, options.working_directory));
+  ASSIGN_OR_RETURN(const std::vector<v1::JobSpec> specs,
+                   LoadSpecs(options.file, options.overrides, options.working_directory));
+  const v1::JobSpec& spec = specs[0];
+  if (spec.has_array_task() && format == Format::kTable) {
+    terminal.out << "Of " << spec.name() << ", the first of the " << specs.size()
+                 << " tasks of the array.\n\n";
+  }
   v1::ExplainResponse outlook;
   if (client != nullptr) {
     v1::ExplainRequest request;

@@ -34,12 +34,12 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
-                                     const std::vector<std::string>& overrides,
-                                     const std::string& working_directory) {
+absl::StatusOr<std::vector<v1::JobSpec>> LoadSpecs(const std::string& file,
+                                                   const std::vector<std::string>& overrides,
+                                                   const std::string& working_directory) {
   ASSIGN_OR_RETURN(const std::string text, ReadText(file));
-  absl::StatusOr<v1::JobSpec> loaded =
-      spec::Load(text, file == "-" ? "stdin" : file, overrides, working_directory);
+  absl::StatusOr<std::vector<v1::JobSpec>> loaded =
+      spec::LoadTasks(text, file == "-" ? "stdin" : file, overrides, working_directory);
   if (!loaded.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the spec is refused\n", loaded.status().message()));

@@ -11,11 +11,12 @@
 
 namespace muster::cli {
 
-// The spec in `file` ("-" = stdin), with `--set` applied and checked (spec::Load). kNotFound names
-// the file; kInvalidArgument has every problem on a line of its own.
-absl::StatusOr<v1::JobSpec> LoadSpec(const std::string& file,
-                                     const std::vector<std::string>& overrides,
-                                     const std::string& working_directory);
+// The spec in `file` ("-" = stdin), or the specs of the tasks of its array, with `--set` applied
+// and checked (spec::LoadTasks). kNotFound names the file; kInvalidArgument has every problem on a
+// line of its own.
+absl::StatusOr<std::vector<v1::JobSpec>> LoadSpecs(const std::string& file,
+                                                   const std::vector<std::string>& overrides,
+                                                   const std::string& working_directory);
 
 // Whether the model fits the data sets of the spec, and these were made with one tokenizer, as far
 // as their descriptions can be read from this machine: ranks check it again where they run.

@@ -26,6 +26,7 @@ struct JobReply {
   v1::Job job;
   bool existed = false;                  // the request id had been accepted before
   std::vector<v1::Worker> workers = {};  // of a call about workers
+  v1::ArrayReport array = {};            // of a call about an array
 };
 
 // What is called, once, with the answer to a call.

@@ -132,6 +132,7 @@ v1::Job SummaryOf(const JobView& view) {
   spec.set_priority(all.priority());
   *spec.mutable_labels() = all.labels();
   *spec.mutable_resources() = all.resources();
+  if (all.has_array_task()) *spec.mutable_array_task() = all.array_task();
   return job;
 }
 

@@ -131,6 +131,22 @@ void Shell::Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done
                                          std::move(caller)}] { Handle(event); });
 }
 
+void Shell::SubmitArray(std::vector<v1::JobSpec> tasks, std::string request_id, Caller caller,
+                        Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = SubmitArrayEvent{call->id, std::move(tasks), std::move(request_id),
+                                              std::move(caller)}] { Handle(event); });
+}
+
+void Shell::ChangeArray(std::string array, std::optional<ChangeJobEvent::Change> change,
+                        std::string reason, Caller caller, Done<JobReply> done) {
+  const auto call = calls_.Add<JobReply>(std::move(done));
+  if (!call.has_value()) return;
+  loop_->Post([this, event = ChangeArrayEvent{call->id, std::move(array), change, std::move(reason),
+                                              std::move(caller)}] { Handle(event); });
+}
+
 void Shell::Cancel(std::string job, Caller caller, Done<JobReply> done) {
   if (!published_->Has(job)) return done(published_->NotFound(job));
   const auto call = calls_.Add<JobReply>(std::move(done));
@@ -385,8 +401,8 @@ void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
     const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer<JobReply>(
-          call, JobReply{std::move(reply->job), reply->existed, std::move(reply->workers)});
+      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed,
+                                             std::move(reply->workers), std::move(reply->array)});
     } else {
       calls_.Answer<JobReply>(call, reply->status);
     }

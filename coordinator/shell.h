@@ -67,6 +67,12 @@ class Shell {
   // caller's thread. kUnavailable: draining, or the store failed. kResourceExhausted: too many
   // calls wait.
   void Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done<JobReply> done);
+  // JobReply::array says what was submitted, or changed; without `change` its tasks are cancelled.
+  // Requires: spec::ValidateArray accepts the tasks.
+  void SubmitArray(std::vector<v1::JobSpec> tasks, std::string request_id, Caller caller,
+                   Done<JobReply> done);
+  void ChangeArray(std::string array, std::optional<ChangeJobEvent::Change> change,
+                   std::string reason, Caller caller, Done<JobReply> done);
   // kNotFound names the nearest job name.
   void Cancel(std::string job, Caller caller, Done<JobReply> done);
   // kNotFound as Cancel; else as Core says.

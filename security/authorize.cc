@@ -9,6 +9,8 @@ namespace {
 
 constexpr Rule kRules[] = {
     {"JobService.Submit", Need::kSubmitter, /*of_queue=*/true, /*audited=*/true},
+    {"JobService.SubmitArray", Need::kSubmitter, true, true},
+    {"JobService.ChangeArray", Need::kSubmitter, true, true},
     {"JobService.GetJob", Need::kViewer, false, false},
     {"JobService.ListJobs", Need::kViewer, false, false},
     {"JobService.CancelJob", Need::kSubmitter, true, true},

@@ -14,6 +14,7 @@ Budget BudgetOf(v1::Cause cause, bool trained) {
     case v1::CAUSE_DATA:
     case v1::CAUSE_NUMERIC:
     case v1::CAUSE_TIME_LIMIT:
+    case v1::CAUSE_DEADLINE:
       return Budget::kNotRetried;
     case v1::CAUSE_STORAGE:
     case v1::CAUSE_OUT_OF_MEMORY:

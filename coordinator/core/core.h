@@ -61,6 +61,13 @@ struct SubmitEvent {
   std::string request_id;
   Caller caller;
 };
+// All of them or none.
+struct SubmitArrayEvent {
+  CallId call;
+  std::vector<v1::JobSpec> tasks;  // not empty; as of SubmitEvent, and spec::ValidateArray holds
+  std::string request_id;
+  Caller caller;
+};
 struct CancelEvent {
   CallId call;
   std::string job;  // name or id
@@ -82,6 +89,14 @@ struct ChangeJobEvent {
   std::string reason;  // for people; may be empty
   Caller caller;
   int32_t ranks = 0;  // of kResize; 0: the scheduler decides
+};
+// The same, or a cancellation, for all tasks of an array.
+struct ChangeArrayEvent {
+  CallId call;
+  std::string array;                                            // name or id
+  std::optional<ChangeJobEvent::Change> change = std::nullopt;  // none: they are cancelled
+  std::string reason;
+  Caller caller;
 };
 struct SessionOpened {  // Hello
   SessionId session;
@@ -133,9 +148,9 @@ struct ApplyQueuesEvent {
 };
 struct TimerFired {};
 using CoreEvent =
-    std::variant<SubmitEvent, CancelEvent, ChangeJobEvent, SessionOpened, SessionMessage,
-                 SessionClosed, RemoveWorkerEvent, FleetEvent, ApplyQueuesEvent, CreateTokenEvent,
-                 RevokeTokenEvent, AuditEvent, TimerFired>;
+    std::variant<SubmitEvent, SubmitArrayEvent, CancelEvent, ChangeJobEvent, ChangeArrayEvent,
+                 SessionOpened, SessionMessage, SessionClosed, RemoveWorkerEvent, FleetEvent,
+                 ApplyQueuesEvent, CreateTokenEvent, RevokeTokenEvent, AuditEvent, TimerFired>;
 
 // ---- actions: carried out in order, after the batch is durable ---------------------------------
 struct ReplyAction {
@@ -144,6 +159,7 @@ struct ReplyAction {
   v1::Job job;
   bool existed = false;
   std::vector<v1::Worker> workers = {};  // of a FleetEvent
+  v1::ArrayReport array = {};            // of SubmitArrayEvent and ChangeArrayEvent
 };
 struct SendAction {
   SessionId session;
@@ -205,6 +221,8 @@ struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
   std::optional<v1::WaitReason> waiting;
   std::vector<v1::Placement> placements;  // of a spec that would start at once
+  // Of a job or spec with a deadline that has not ended.
+  std::optional<v1::DeadlineOutlook> deadline = std::nullopt;
 };
 // Device time of the period that is not over, as rows like those of the store.
 struct OpenUsage {

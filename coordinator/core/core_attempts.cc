@@ -540,7 +540,8 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   if (end.counted()) job.state.set_failures(job.state.failures() + 1);
   if (job.state.state() == v1::JOB_STATE_PREEMPTING ||
       job.state.state() == v1::JOB_STATE_RESIZING) {
-    return AfterYield(job, turn);
+    AfterYield(job, turn);
+    return CheckJobDeadline(job, turn);
   }
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
@@ -558,6 +559,7 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
       break;
     default:
       AfterFailure(job, end, turn);
+      CheckJobDeadline(job, turn);
   }
 }
 

@@ -123,6 +123,9 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
+    if (!job.spec().deadline().empty()) {
+      deadlines_.Set({DeadlineKey::Kind::kJobDeadline, id.value()}, now);
+    }
     if (job.has_attempt()) {
       deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
       // A state of a version that did not count has no beginning.
@@ -186,6 +189,8 @@ std::string CoreImpl::ActorOf(const CoreEvent& event) const {
   struct Visitor {
     const WorkerTable& workers;
     std::string operator()(const SubmitEvent& e) const { return e.caller.actor; }
+    std::string operator()(const SubmitArrayEvent& e) const { return e.caller.actor; }
+    std::string operator()(const ChangeArrayEvent& e) const { return e.caller.actor; }
     std::string operator()(const CancelEvent& e) const { return e.caller.actor; }
     std::string operator()(const ChangeJobEvent& e) const { return e.caller.actor; }
     std::string operator()(const FleetEvent& e) const { return e.caller.actor; }
@@ -264,6 +269,11 @@ void CoreImpl::CompleteTurn(Turn& turn) {
       case DeadlineKey::Kind::kTimeLimit:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
         break;
+      case DeadlineKey::Kind::kJobDeadline:
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) {
+          CheckJobDeadline(*job, turn);
+        }
+        break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
@@ -283,11 +293,14 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   }
   EndReleasedAttempts(turn);
   ResolveDependents(turn);
+  AdmitTasks(turn);
   maintenance_.NoteDrained(workers_, deadlines_, turn);
   while (turn.TakeReschedule()) {
     Schedule(turn);
     EndReleasedAttempts(
         turn);  // a job that is stopped for another one may have ranks that are gone
+    ResolveDependents(turn);
+    AdmitTasks(turn);
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -437,12 +450,18 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
   const v1::AttemptState state = job.attempt_state();
   const bool depends = !job.after().empty();
   claim(scheduling_.Waits(entry.id()) ==
-            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD),
-        "must wait if and only if it is live without an attempt, not held, and no dependency is "
-        "left");
+            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD &&
+             !jobs_.arrays().Waits(entry)),
+        "must wait if and only if it is live without an attempt, not held, no dependency is left, "
+        "and its array lets it");
   claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
         "has dependencies and is neither queued nor held");
   for (const v1::Dependency& dependency : job.after()) {
+    if (dependency.array()) {
+      const Array* array = jobs_.arrays().FindId(dependency.job_id());
+      claim(array != nullptr && !array->live.empty(), "waits for an array that has ended");
+      continue;
+    }
     const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
     claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
   }
@@ -513,6 +532,7 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   accounts_.Check(jobs_, workers_, broken);
+  CheckArrays(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);
   for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);

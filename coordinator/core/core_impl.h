@@ -6,6 +6,7 @@
 // workers.h) that the parts read.
 //   queues.h, scheduling.h        what plans are made with
 //   dependencies.h                who waits for whose end
+//   arrays.h                      which jobs are tasks of which array, and whose turn it is
 //   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
 //   reachability.h                of a silent worker: whether it is lost
 //   desired_list.h                of a session: what its daemon was told
@@ -17,6 +18,8 @@
 // The core itself is the life of jobs and attempts, which has no state but the tables:
 //   core_impl.cc        recovery, dispatch, the end of every turn, reads
 //   core_jobs.cc        submit, cancel, schedule, explain, job transitions
+//   core_arrays.cc      arrays of jobs
+//   core_deadline.cc    jobs that must have ended by a time
 //   core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 //   core_attempts.cc    one attempt from allocation to release
 //   core_workers.cc     sessions, Observed, Desired, lost workers
@@ -105,6 +108,17 @@ class CoreImpl : public Core {
   // ---- core_jobs.cc
   void On(const SubmitEvent& event, Turn& turn);
   void On(const CancelEvent& event, Turn& turn);
+  static absl::Status CheckRequestId(const std::string& request_id);
+  absl::Status Submit(const SubmitEvent& event, ReplyAction& reply, Turn& turn);
+  // A job that can be accepted.
+  struct Submission {
+    v1::JobSpec spec;  // its deadline is a time
+    std::vector<v1::Dependency> after;
+  };
+  absl::StatusOr<Submission> CheckSubmission(const v1::JobSpec& spec, absl::Time now) const;
+  JobEntry& Accept(Submission submission, const std::string& request_id, const Caller& caller,
+                   Turn& turn);
+  void CancelJob(JobEntry& job, Turn& turn);
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
   void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
@@ -119,11 +133,25 @@ class CoreImpl : public Core {
   // How the job may be resized while it runs; null: not at all.
   std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const;
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
+  // Explained without `deadline`.
+  absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
 
   // Takes down when the job is expected to end, if that has changed by more than reports differ.
   void ExpectEnd(JobEntry& job, Turn& turn);
+
+  // ---- core_arrays.cc
+  void On(const SubmitArrayEvent& event, Turn& turn);
+  void On(const ChangeArrayEvent& event, Turn& turn);
+  absl::Status Submit(const SubmitArrayEvent& event, ReplyAction& reply, Turn& turn);
+  absl::Status ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report, Turn& turn);
+  // kAlreadyExists: a live job or an array with live tasks has the name.
+  absl::Status CheckArrayName(const std::string& name) const;
+  static v1::WaitReason WaitForTurn(const JobEntry& job);
+  // Lets tasks wait for devices in place of those that have left their arrays.
+  void AdmitTasks(Turn& turn);
+  void CheckArrays(std::vector<std::string>& broken) const;
 
   // ---- core_preemption.cc
   void On(const ChangeJobEvent& event, Turn& turn);
@@ -152,6 +180,14 @@ class CoreImpl : public Core {
   absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
   void CheckKept(std::vector<std::string>& broken) const;
   static v1::Event About(const JobEntry& job, v1::EventKind kind);
+
+  // ---- core_deadline.cc
+  // Ends a job whose deadline has passed, or sets its timer.
+  void CheckJobDeadline(JobEntry& job, Turn& turn);
+  // Of a live job with a deadline; `waiting` says why it waits, null: it runs, or would start now.
+  static std::optional<v1::DeadlineOutlook> OutlookOf(const JobEntry& job,
+                                                      const v1::WaitReason* waiting,
+                                                      absl::Time now);
 
   // ---- core_attempts.cc
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
@@ -261,6 +297,11 @@ class CoreImpl : public Core {
   Reachability reachability_{config_};
 };
 
+// What is left of its time_limit when it runs next, or runs on at `now`; InfiniteDuration: no
+// limit.
+absl::Duration LimitOf(const JobEntry& job, absl::Time now);
+// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
+absl::Duration RestOf(const JobEntry& job);
 // True when the attempt has a rank on this worker.
 bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
 

@@ -8,6 +8,7 @@
 #include "coordinator/core/traffic.h"
 #include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
@@ -33,88 +34,89 @@ JobId CoreImpl::NewJobId(const std::string& name) {
   }
 }
 
+absl::Status CoreImpl::CheckRequestId(const std::string& request_id) {
+  if (request_id.size() <= kRequestIdBytesMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("request_id: ", request_id.size(), " bytes; at most ", kRequestIdBytesMax));
+}
+
 void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
   ReplyAction reply;
   reply.call = event.call;
-  if (event.request_id.size() > kRequestIdBytesMax) {
-    reply.status = absl::InvalidArgumentError(absl::StrCat("request_id: ", event.request_id.size(),
-                                                           " bytes; at most ", kRequestIdBytesMax));
-    turn.Act(std::move(reply));
-    return;
-  }
+  reply.status = Submit(event, reply, turn);
+  turn.Act(std::move(reply));
+}
+
+absl::Status CoreImpl::Submit(const SubmitEvent& event, ReplyAction& reply, Turn& turn) {
+  RETURN_IF_ERROR(CheckRequestId(event.request_id));
   if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
-    if (first->fixed.owner() == event.caller.principal.Owner()) {
-      reply.job = first->View();
-      reply.existed = true;
-    } else {
-      reply.status = absl::AlreadyExistsError(
+    if (first->fixed.owner() != event.caller.principal.Owner()) {
+      return absl::AlreadyExistsError(
           "request_id: another user has sent it; choose a new one for each submission");
     }
-    turn.Act(std::move(reply));
-    return;
-  }
-  const JobEntry* live = jobs_.FindLive(event.spec.name());
-  if (live != nullptr) {
-    reply.status = absl::AlreadyExistsError(absl::StrCat(
-        "name: job ", live->fixed.id(), " of this name is ", spec::EnumName(live->state.state()),
-        "; cancel it with `muster cancel ", event.spec.name(), "` or choose another name"));
-    turn.Act(std::move(reply));
-    return;
+    reply.job = first->View();
+    reply.existed = true;
+    return absl::OkStatus();
   }
   if (jobs_.live_count() >= kLiveJobsMax) {
-    reply.status = absl::ResourceExhaustedError(
+    RETURN_IF_ERROR(CheckArrayName(event.spec.name()));  // the nearer cause
+    return absl::ResourceExhaustedError(
         absl::StrCat("the cluster has as many unfinished jobs as it can hold, ", kLiveJobsMax,
                      "; wait for one to end or cancel one"));
-    turn.Act(std::move(reply));
-    return;
   }
+  ASSIGN_OR_RETURN(Submission submission, CheckSubmission(event.spec, turn.now()));
+  JobEntry& entry = Accept(std::move(submission), event.request_id, event.caller, turn);
+  while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
+  reply.job = entry.View();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CoreImpl::Submission> CoreImpl::CheckSubmission(const v1::JobSpec& spec,
+                                                               absl::Time now) const {
+  RETURN_IF_ERROR(CheckArrayName(spec.name()));
   // An elastic job has to fit with its smallest size.
-  const std::vector<int32_t> sizes = spec::SizesOf(event.spec);
+  const std::vector<int32_t> sizes = spec::SizesOf(spec);
   if (sizes.empty()) {
-    reply.status = absl::InvalidArgumentError("resources.ranks: no number of ranks is possible");
-    turn.Act(std::move(reply));
-    return;
+    return absl::InvalidArgumentError("resources.ranks: no number of ranks is possible");
   }
-  reply.status = scheduling_.tree().CheckJob(event.spec.queue(), event.spec.resources().device(),
-                                             sizes.front());
-  if (!reply.status.ok()) {
-    turn.Act(std::move(reply));
-    return;
-  }
-  const absl::StatusOr<std::vector<v1::Dependency>> after = DependenciesOf(event.spec, jobs_);
-  if (!after.ok()) {
-    reply.status = after.status();
-    turn.Act(std::move(reply));
-    return;
-  }
+  RETURN_IF_ERROR(
+      scheduling_.tree().CheckJob(spec.queue(), spec.resources().device(), sizes.front()));
+  Submission submission;
+  submission.spec = spec;
+  RETURN_IF_ERROR(spec::FixDeadline(submission.spec, now));
+  ASSIGN_OR_RETURN(submission.after, DependenciesOf(spec, jobs_));
+  return submission;
+}
+
+JobEntry& CoreImpl::Accept(Submission submission, const std::string& request_id,
+                           const Caller& caller, Turn& turn) {
   JobEntry fresh;
-  fresh.fixed.set_id(NewJobId(event.spec.name()).value());
-  fresh.fixed.set_name(event.spec.name());
-  *fresh.fixed.mutable_spec() = event.spec;
-  fresh.fixed.set_request_id(event.request_id);
+  fresh.fixed.set_id(NewJobId(submission.spec.name()).value());
+  fresh.fixed.set_name(submission.spec.name());
+  *fresh.fixed.mutable_spec() = std::move(submission.spec);
+  fresh.fixed.set_request_id(request_id);
   fresh.fixed.set_submit_sequence(jobs_.NextSequence());
   *fresh.fixed.mutable_submitted() = ToProto(turn.now());
-  fresh.fixed.set_owner(event.caller.principal.Owner());
+  fresh.fixed.set_owner(caller.principal.Owner());
   fresh.state.set_state(v1::JOB_STATE_PENDING);
   fresh.state.set_stop_rank(-1);
-  fresh.state.mutable_after()->Add(after->begin(), after->end());
+  fresh.state.mutable_after()->Add(submission.after.begin(), submission.after.end());
   fresh.queued_at = fresh.progress_stored_at = turn.now();
   JobEntry& entry = jobs_.Add(std::move(fresh));
   entry.PutSpec(turn.batch());
   const JobId id = entry.id();
-  if (!event.request_id.empty()) {
-    turn.batch().Put(Table::kRequests, event.request_id, id.value());
+  if (!request_id.empty()) {
+    turn.batch().Put(Table::kRequests, request_id, id.value());
   }
   v1::Event accepted = About(entry, v1::EVENT_KIND_JOB_STATE);
   accepted.set_to(spec::EnumName(v1::JOB_STATE_PENDING));
   accepted.set_message("accepted");
   turn.Log(std::move(accepted));
   turn.Persist(id);
-  Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", event.spec.queue()), turn);
+  Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", entry.spec().queue()), turn);
   Wait(entry, turn);
-  while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
-  reply.job = entry.View();
-  turn.Act(std::move(reply));
+  CheckJobDeadline(entry, turn);
+  return entry;
 }
 
 void CoreImpl::On(const CancelEvent& event, Turn& turn) {
@@ -133,24 +135,27 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
     turn.Act(std::move(reply));
     return;
   }
-  const std::string why = "cancelled by a user";
-  if (job.live() && job.state.state() != v1::JOB_STATE_STOPPING) {
-    if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) DropKept(job, turn);
-    if (!job.has_attempt()) {
-      job.state.set_message(why);
-      if (scheduling_.Remove(job.id())) turn.Reschedule();
-      Transition(job, JobEvent::kCancelIdle, why, turn);
-    } else if (job.up()) {
-      Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
-    } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
-      // Its attempt is already being released for another reason. A job that has trained all its
-      // steps is not cancelled any more.
-      job.state.set_after_release(v1::JOB_STATE_CANCELLED);
-      Transition(job, JobEvent::kCancel, why, turn);
-    }
-  }
+  CancelJob(job, turn);
   reply.job = job.View();
   turn.Act(std::move(reply));
+}
+
+void CoreImpl::CancelJob(JobEntry& job, Turn& turn) {
+  if (!job.live() || job.state.state() == v1::JOB_STATE_STOPPING) return;
+  const std::string why = "cancelled by a user";
+  if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) DropKept(job, turn);
+  if (!job.has_attempt()) {
+    job.state.set_message(why);
+    if (scheduling_.Remove(job.id())) turn.Reschedule();
+    Transition(job, JobEvent::kCancelIdle, why, turn);
+  } else if (job.up()) {
+    Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
+  } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
+    // Its attempt is already being released for another reason. A job that has trained all its
+    // steps is not cancelled any more.
+    job.state.set_after_release(v1::JOB_STATE_CANCELLED);
+    Transition(job, JobEvent::kCancel, why, turn);
+  }
 }
 
 void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn) {
@@ -164,6 +169,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   if (IsFinal(to)) job.state.clear_held_by();
   if (IsFinal(to)) job.state.clear_held_since();
   if (IsFinal(to) || to == v1::JOB_STATE_HELD) job.state.clear_queued();
+  if (to == v1::JOB_STATE_HELD) jobs_.arrays().Leave(job);
   if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
   v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
   row.set_from(spec::EnumName(from));
@@ -173,6 +179,7 @@ void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why,
   turn.Persist(job.id());
   if (IsFinal(to)) {
     *job.state.mutable_ended() = ToProto(turn.now());
+    deadlines_.Clear({DeadlineKey::Kind::kJobDeadline, job.fixed.id()});
     jobs_.Ended(job);
     dependents_.Ended(job.id());
   }
@@ -205,7 +212,8 @@ int32_t TensorStride(const v1::ParallelSpec& parallel) {
   return 1;  // no order: the tensor axis comes first
 }
 
-// What is left of its time_limit when it runs next, or runs on at `now`.
+}  // namespace
+
 absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
   if (!job.spec().has_time_limit()) return absl::InfiniteDuration();
   absl::Duration ran = FromProto(job.state.ran());
@@ -215,7 +223,6 @@ absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
   return std::max(absl::ZeroDuration(), FromProto(job.spec().time_limit()) - ran);
 }
 
-// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
 absl::Duration RestOf(const JobEntry& job) {
   const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
   const double seconds = left * job.progress.step_seconds();
@@ -225,8 +232,6 @@ absl::Duration RestOf(const JobEntry& job) {
   }
   return absl::InfiniteDuration();
 }
-
-}  // namespace
 
 void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
   const absl::Duration rest = std::min(RestOf(job), LimitOf(job, turn.now()));
@@ -256,6 +261,7 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.queue = spec.queue();
   waiting.priority = spec.priority();
   waiting.submit_sequence = job.fixed.submit_sequence();
+  waiting.deadline = spec::DeadlineOf(spec);
   waiting.ranks = spec.resources().ranks();
   waiting.device = spec.resources().device();
   waiting.group = std::max(1, spec.engine().parallel().tensor());
@@ -287,6 +293,7 @@ std::shared_ptr<const Elasticity> CoreImpl::ElasticityOf(const JobEntry& job) co
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   if (!job.state.after().empty()) return AwaitDependencies(job, turn);
+  if (!jobs_.arrays().Admit(job)) return Explain(job, WaitForTurn(job), turn);
   if (!job.state.has_queued()) {
     *job.state.mutable_queued() = ToProto(turn.now());
     turn.Persist(job.id());
@@ -306,6 +313,7 @@ void CoreImpl::ResolveDependents(Turn& turn) {
   while (dependents_.pending()) {
     for (const Dependents::Change& change : dependents_.TakeNext(jobs_, turn)) {
       JobEntry& job = *jobs_.Find(change.job);
+      if (!job.live()) continue;  // an earlier change has failed it
       switch (change.kind) {
         case Kind::kCannotStart:
           job.state.set_message(change.why);
@@ -359,6 +367,19 @@ void CoreImpl::CarryOut(const Start& start, Turn& turn) {
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
+  ASSIGN_OR_RETURN(Explained out, ExplainWait(about, now));
+  const v1::WaitReason* waiting = out.waiting.has_value() ? &*out.waiting : nullptr;
+  if (const JobEntry* job = jobs_.Find(JobId(out.job.id())); job != nullptr) {
+    out.deadline = OutlookOf(*job, waiting, now);
+  } else {
+    JobEntry entry;
+    *entry.fixed.mutable_spec() = out.job.spec();
+    out.deadline = OutlookOf(entry, waiting, now);
+  }
+  return out;
+}
+
+absl::StatusOr<Explained> CoreImpl::ExplainWait(const ExplainQuery& about, absl::Time now) {
   Explained out;
   std::optional<WaitingJob> added;
   JobId id;
@@ -373,6 +394,7 @@ absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Tim
     entry.fixed.set_name(std::get<v1::JobSpec>(about).name());
     entry.fixed.set_id("(the spec)");  // no job has such an id
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
+    RETURN_IF_ERROR(spec::FixDeadline(*entry.fixed.mutable_spec(), now));
     *entry.state.mutable_queued() = ToProto(now);
     RETURN_IF_ERROR(scheduling_.tree().CheckJob(
         entry.spec().queue(), entry.spec().resources().device(), entry.sizes().front()));

@@ -277,7 +277,8 @@ absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn
     Stop(job, {.cause = v1::CAUSE_CANCELLED, .message = why, .yields = true}, turn);
     return absl::OkStatus();
   }
-  if (!job.state.after().empty() && job.state.state() == v1::JOB_STATE_QUEUED) {
+  if (job.state.state() == v1::JOB_STATE_QUEUED &&
+      (!job.state.after().empty() || jobs_.arrays().Waits(job))) {
     return absl::OkStatus();
   }
   if (job.has_attempt() || !scheduling_.Waits(job.id())) {

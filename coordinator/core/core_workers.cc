@@ -494,6 +494,7 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   switch (job.state.stop_cause()) {
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
+    case v1::CAUSE_DEADLINE:
       // Its ranks were not asked to stop when one of them was ended by somebody else. A job of
       // before there was such a field has none.
       if (job.state.stop_rank() >= 0 || !job.spec().preemption().has_grace()) {

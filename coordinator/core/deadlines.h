@@ -18,6 +18,7 @@ struct DeadlineKey {
     kWorker,
     kAttempt,
     kTimeLimit,
+    kJobDeadline,
     kSchedule,
     kPublish,
     kDrain,

@@ -47,13 +47,17 @@ class Dependents {
   };
   // Whether TakeNext() has anything to look at.
   bool pending() const { return !ended_.empty(); }
-  // Looks at one of the jobs that have ended, takes it out of the dependencies of those that waited
+  // Looks at one of the jobs and arrays that have ended, takes it out of the dependencies of those that waited
   // for it, and returns these by id. A held one is left out: it waits on when it is released.
   // Requires: pending().
   std::vector<Change> TakeNext(JobTable& jobs, Turn& turn);
 
  private:
-  std::map<JobId, std::set<JobId>> waiting_;  // by job: those that wait for its end
+  // Tells those that wait for the array of a task that one has failed, and looks at them by
+  // TakeNext() when it was the last one.
+  std::vector<Change> TaskEnded(const JobEntry& task, JobTable& jobs, Turn& turn);
+
+  std::map<JobId, std::set<JobId>> waiting_;  // by job or array: those that wait for its end
   std::vector<JobId> ended_;                  // their dependents have not been looked at
 };
 

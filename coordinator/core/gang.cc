@@ -1,12 +1,19 @@
 #include "coordinator/core/gang.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "coordinator/core/attempt_machine.h"
 #include "coordinator/core/turn.h"
 
 namespace muster::coordinator {
 namespace {
+
+// The smaller of two losses; 0 and what is not finite is none.
+double Best(double known, double reported) {
+  if (!std::isfinite(reported) || reported == 0) return known;
+  return known == 0 ? reported : std::min(known, reported);
+}
 
 constexpr size_t kPhaseBytesMax = 32;
 // The median of step times is computed anew at most this often, unless the gang is small.
@@ -137,6 +144,7 @@ bool Gang::FoldFront(const ProgressView& job) {
   }
   stored.set_step(front.step());
   stored.set_train_loss(train_loss);
+  stored.set_best_train_loss(Best(stored.best_train_loss(), front.train_loss()));
   stored.set_tokens_per_second(front.tokens_per_second());
   stored.set_model_flops_utilization(front.model_flops_utilization());
   stored.set_hardware_flops_utilization(front.hardware_flops_utilization());
@@ -177,6 +185,7 @@ void Gang::RecoverGone(const v1::RankRun& run) {
 
 bool AddEvaluation(int64_t step, double loss, v1::ProgressRow& progress, LossCurve& curve) {
   if (!curve.AddEvaluation(step, loss, progress.train_loss())) return false;
+  progress.set_best_validation_loss(Best(progress.best_validation_loss(), loss));
   // The loss of an evaluation that arrives late must not replace that of a newer one.
   if (curve.IsNewestEvaluation(step)) progress.set_validation_loss(loss);
   return true;

@@ -26,6 +26,8 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_steps(entry.steps());
   job.set_train_loss(progress.train_loss());
   job.set_validation_loss(progress.validation_loss());
+  job.set_best_train_loss(progress.best_train_loss());
+  job.set_best_validation_loss(progress.best_validation_loss());
   job.set_tokens_per_second(progress.tokens_per_second());
   job.set_last_committed_step(state.last_committed_step());
   if (entry.waiting.code() != v1::WAIT_CODE_UNSPECIFIED) *job.mutable_waiting() = entry.waiting;

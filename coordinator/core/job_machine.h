@@ -28,8 +28,8 @@ namespace muster::coordinator {
 //
 // A cancelled job waits in STOPPING for the proof that its devices are free; without an attempt it
 // is CANCELLED at once (kCancelIdle). kCompleted, kGivenUp, kYielded and kHold, too, come after
-// that proof. A job whose dependencies cannot hold any more goes from QUEUED or HELD to FAILED
-// (kCannotStart).
+// that proof. A job whose dependencies cannot hold any more, or whose deadline has passed, goes
+// from QUEUED or HELD to FAILED (kCannotStart).
 enum class JobEvent {
   kAdmitted,       // durable, joins its queue
   kPlaced,         // an attempt was allocated
@@ -38,7 +38,7 @@ enum class JobEvent {
   kAttemptFailed,  // an attempt ends early and is being released
   kRetry,          // released and the back-off is over
   kGivenUp,        // released, not to be retried
-  kCannotStart,    // a job that it was to follow has ended in another way
+  kCannotStart,    // a job that it was to follow has ended in another way, or its deadline passed
   kCompleted,      // released after all ranks had finished
   kCancel,         // cancelled with a live attempt
   kCancelIdle,     // cancelled without one

@@ -54,12 +54,15 @@ JobEntry& JobTable::Add(JobEntry job) {
   } else {
     ended_.emplace(FromProto(job.state.ended()), sequence);
   }
-  return entries_.insert_or_assign(id, std::move(job)).first->second;
+  JobEntry& added = entries_.insert_or_assign(id, std::move(job)).first->second;
+  arrays_.Add(added);
+  return added;
 }
 
 void JobTable::Ended(const JobEntry& job) {
   const uint64_t sequence = job.fixed.submit_sequence();
   live_.erase(sequence);
+  arrays_.Ended(job);
   ended_.emplace(FromProto(job.state.ended()), sequence);
 }
 
@@ -77,10 +80,20 @@ void JobTable::ForgetOldest(Turn& turn) {
     const auto named = by_name_.find(old.name());
     named->second.erase(sequence);
     if (named->second.empty()) by_name_.erase(named);
+    arrays_.Forget(old);
     by_sequence_.erase(sequence);
     ended_.erase(ended_.begin());
     entries_.erase(id);
   }
+}
+
+const Array* JobTable::FindArray(const std::string& name_or_id) const {
+  if (const Array* array = arrays_.FindId(name_or_id); array != nullptr) return array;
+  const Array* array = arrays_.FindName(name_or_id);
+  if (array == nullptr) return nullptr;
+  // A job of the name that is newer is meant.
+  const absl::StatusOr<const JobEntry*> job = Resolve(name_or_id);
+  return job.ok() && (*job)->fixed.submit_sequence() > array->sequence ? nullptr : array;
 }
 
 }  // namespace muster::coordinator

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/arrays.h"
 #include "coordinator/core/job_entry.h"
 #include "coordinator/core/turn.h"
 
@@ -35,6 +36,11 @@ class JobTable {
   void ForgetOldest(Turn& turn);
   size_t live_count() const { return entries_.size() - ended_.size(); }
 
+  // The arrays whose tasks these jobs are.
+  // Null: there is no array of this name or id, or a job of the name is newer.
+  const Array* FindArray(const std::string& name_or_id) const;
+  ArrayTable& arrays() { return arrays_; }
+  const ArrayTable& arrays() const { return arrays_; }
   std::map<JobId, JobEntry>& entries() { return entries_; }
   const std::map<JobId, JobEntry>& entries() const { return entries_; }
   const std::map<uint64_t, JobId>& by_sequence() const { return by_sequence_; }
@@ -51,6 +57,7 @@ class JobTable {
   std::set<std::pair<absl::Time, uint64_t>> ended_;  // time of the end, submit sequence
   std::map<std::string, std::set<uint64_t>> by_name_;
   std::map<std::string, JobId> by_request_;
+  ArrayTable arrays_;
 };
 
 }  // namespace muster::coordinator

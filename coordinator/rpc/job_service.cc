@@ -1,10 +1,13 @@
 #include "coordinator/rpc/job_service.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
@@ -18,6 +21,8 @@
 #include "coordinator/rpc/usage.h"
 #include "coordinator/shell.h"
 #include "muster/v1/job_service.grpc.pb.h"
+#include "proto/spec/array.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/spec.h"
 
 namespace muster::coordinator {
@@ -42,6 +47,9 @@ class JobService : public v1::JobService::CallbackService {
       return Finish(reactor, "Submit", valid);
     }
     if (request->validate_only()) {
+      if (absl::Status fixed = spec::FixDeadline(spec, shell_.clock().Now()); !fixed.ok()) {
+        return Finish(reactor, "Submit", fixed);
+      }
       response->mutable_job()->set_name(spec.name());
       response->mutable_job()->set_steps(spec.engine().training().steps());
       *response->mutable_job()->mutable_spec() = std::move(spec);
@@ -57,6 +65,73 @@ class JobService : public v1::JobService::CallbackService {
             response->set_existed(reply->existed);
           }
           Finish(reactor, "Submit", reply.status());
+        });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* SubmitArray(grpc::CallbackServerContext* context,
+                                        const v1::SubmitArrayRequest* request,
+                                        v1::SubmitArrayResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    std::vector<v1::JobSpec> tasks(request->tasks().begin(), request->tasks().end());
+    for (v1::JobSpec& task : tasks) spec::ApplyDefaults(task);
+    const v1::JobSpec none;
+    const v1::JobSpec& first = tasks.empty() ? none : tasks[0];
+    absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.SubmitArray",
+                    first.array_task().array().substr(0, kNameBytesMax), first.queue());
+    // Tasks may be for different queues.
+    for (size_t i = 1; i < tasks.size() && caller.ok(); ++i) {
+      if (tasks[i].queue() == tasks[i - 1].queue()) continue;
+      caller = gate_.Admit(*context, "JobService.SubmitArray",
+                           first.array_task().array().substr(0, kNameBytesMax), tasks[i].queue());
+    }
+    if (!caller.ok()) return Finish(reactor, "SubmitArray", caller.status());
+    if (const absl::Status valid = Check(*request, tasks); !valid.ok()) {
+      if (!request->validate_only()) gate_.Audit(*caller, valid);
+      return Finish(reactor, "SubmitArray", valid);
+    }
+    if (request->validate_only()) {
+      response->mutable_array()->set_array(first.array_task().array());
+      response->mutable_array()->set_tasks(request->tasks_size());
+      return Finish(reactor, "SubmitArray", absl::OkStatus());
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
+    if (!slot.ok()) return Finish(reactor, "SubmitArray", slot.status());
+    shell_.SubmitArray(
+        std::move(tasks), request->request_id(), *caller,
+        [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) {
+            *response->mutable_array() = std::move(reply->array);
+            response->set_existed(reply->existed);
+          }
+          Finish(reactor, "SubmitArray", reply.status());
+        });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* ChangeArray(grpc::CallbackServerContext* context,
+                                        const v1::ChangeArrayRequest* request,
+                                        v1::ChangeArrayResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller =
+        gate_.Admit(*context, "JobService.ChangeArray", request->name().substr(0, kNameBytesMax));
+    if (!caller.ok()) return Finish(reactor, "ChangeArray", caller.status());
+    absl::Status valid = CheckJobName(request->name());
+    std::optional<ChangeJobEvent::Change> change;
+    if (valid.ok()) valid = ReadChange(request->change(), change);
+    if (!valid.ok()) {
+      gate_.Audit(*caller, valid);
+      return Finish(reactor, "ChangeArray", valid);
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
+    if (!slot.ok()) return Finish(reactor, "ChangeArray", slot.status());
+    // The core knows whose tasks they are, and decides.
+    shell_.ChangeArray(
+        request->name(), change, request->reason(), *caller,
+        [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
+          if (reply.ok()) *response->mutable_array() = std::move(reply->array);
+          Finish(reactor, "ChangeArray", reply.status());
         });
     return reactor;
   }
@@ -167,6 +242,7 @@ class JobService : public v1::JobService::CallbackService {
       if (explained.ok()) {
         *response->mutable_job() = std::move(explained->job);
         if (explained->waiting.has_value()) *response->mutable_waiting() = *explained->waiting;
+        if (explained->deadline.has_value()) *response->mutable_deadline() = *explained->deadline;
         for (v1::Placement& placement : explained->placements) {
           *response->add_placements() = std::move(placement);
         }
@@ -348,7 +424,50 @@ class JobService : public v1::JobService::CallbackService {
                                                      " bytes, at most ", kRequestIdBytesMax,
                                                      " are possible"));
     }
+    if (spec.has_array_task()) {
+      return absl::InvalidArgumentError(
+          "array_task: is for the tasks of SubmitArray; leave it out");
+    }
     return spec::Validate(spec);
+  }
+
+  static absl::Status ReadChange(v1::ArrayChange asked,
+                                 std::optional<ChangeJobEvent::Change>& change) {
+    switch (asked) {
+      case v1::ARRAY_CHANGE_CANCEL:
+        return absl::OkStatus();
+      case v1::ARRAY_CHANGE_HOLD:
+        change = ChangeJobEvent::Change::kHold;
+        return absl::OkStatus();
+      case v1::ARRAY_CHANGE_RELEASE:
+        change = ChangeJobEvent::Change::kRelease;
+        return absl::OkStatus();
+      case v1::ARRAY_CHANGE_REQUEUE:
+        change = ChangeJobEvent::Change::kRequeue;
+        return absl::OkStatus();
+      default:
+        return absl::InvalidArgumentError(
+            "change: cancel, hold, release or requeue; one of them is required");
+    }
+  }
+
+  static absl::Status Check(const v1::SubmitArrayRequest& request,
+                            const std::vector<v1::JobSpec>& tasks) {
+    if (request.request_id().size() > kRequestIdBytesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("request_id: ", request.request_id().size(),
+                                                     " bytes, at most ", kRequestIdBytesMax,
+                                                     " are possible"));
+    }
+    RETURN_IF_ERROR(spec::ValidateArray(request.tasks()));
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const std::vector<spec::Problem> problems = spec::FindProblems(tasks[i]);
+      if (problems.empty()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrJoin(problems, "\n", [i](std::string* out, const spec::Problem& problem) {
+            absl::StrAppend(out, "task ", i, ": ", problem.path, ": ", problem.message);
+          }));
+    }
+    return absl::OkStatus();
   }
 
   static absl::StatusOr<ExplainQuery> QueryOf(const v1::ExplainRequest& request) {

@@ -122,7 +122,7 @@ struct Schedule {
 // for QueueTree::turn_after (since it was queued, and since a first job of its queue last started),
 // the one that has waited longest first, then the one with the smallest share (ShareOf), then the
 // one whose first job has the larger priority or was submitted first. In a queue jobs go in order
-// of (priority descending, submit_sequence).
+// of (priority descending, deadline, submit_sequence).
 //
 // For the first job of a queue that does not fit, running jobs are stopped (ChooseVictims), or it
 // holds back the others of its queue. Those start before it, as do jobs of other queues that come

@@ -17,13 +17,15 @@
 
 namespace muster::coordinator {
 
-// The order of a queue: higher priority first, then earlier submission.
+// The order of a queue: higher priority first, then earlier deadline, then earlier submission.
 struct QueueOrder {
   int32_t priority = 0;
   uint64_t submit_sequence = 0;
+  absl::Time deadline = absl::InfiniteFuture();
 
   friend bool operator<(const QueueOrder& a, const QueueOrder& b) {
     if (a.priority != b.priority) return a.priority > b.priority;
+    if (a.deadline != b.deadline) return a.deadline < b.deadline;
     return a.submit_sequence < b.submit_sequence;
   }
 };
@@ -63,7 +65,8 @@ struct WaitingJob {
   std::string name;
   std::string queue;
   int32_t priority = 0;
-  uint64_t submit_sequence = 0;  // no two jobs share one
+  uint64_t submit_sequence = 0;                  // no two jobs share one
+  absl::Time deadline = absl::InfiniteFuture();  // JobSpec.deadline
   int32_t ranks = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   // Ranks of a tensor group, a divisor of `ranks`. They communicate most, so that a group is placed
@@ -87,7 +90,7 @@ struct WaitingJob {
   std::vector<int32_t> sizes = {};
   std::vector<AxisTraffic> traffic_of_largest = {};  // `traffic` with the last of `sizes`
 
-  QueueOrder order() const { return {priority, submit_sequence}; }
+  QueueOrder order() const { return {priority, submit_sequence, deadline}; }
   GangShape shape() const { return {device, ranks, group, placement, reservations}; }
 };
 

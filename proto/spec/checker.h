@@ -43,6 +43,8 @@ class Checker {
 
 // The rules of engine, which the spec must have.
 void CheckEngine(const v1::JobSpec& spec, Checker& checker);
+// The rules of array_task, which the spec must have.
+void CheckArrayTask(const v1::JobSpec& spec, Checker& checker);
 // The rules of command and env. Requires: spec.command_size() > 0.
 void CheckCommand(const v1::JobSpec& spec, Checker& checker);
 

@@ -27,6 +27,7 @@ struct Node {
   Kind kind = Kind::kNull;
   std::string text;            // scalars
   bool plain = false;          // a scalar written without quotes, so that it may be a number
+  bool may_be_text = false;    // although `plain`: the value of a key of an array
   std::string location;        // "FILE:LINE:COLUMN", or "--set KEY=VALUE"
   std::vector<NodePtr> items;  // lists
   std::vector<std::pair<NodePtr, NodePtr>> entries;  // maps, in order; keys may repeat

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "absl/status/status.h"
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "google/protobuf/duration.pb.h"
 #include "google/protobuf/message.h"
+#include "proto/spec/array.h"
 #include "proto/spec/document.h"
 #include "proto/spec/names.h"
 #include "proto/spec/overrides.h"
@@ -181,7 +183,11 @@ class Converter {
     if (field != nullptr && !IsRankRange(*field)) return field;
     std::vector<std::string> names;
     for (int i = 0; i < type.field_count(); ++i) {
-      if (!IsRankRange(*type.field(i))) names.push_back(type.field(i)->name());
+      if (type.field(i)->full_name() == "muster.v1.JobSpec.array_task") {
+        names.insert(names.end(), {"array", "max_running"});  // it is read from these
+      } else if (!IsRankRange(*type.field(i))) {
+        names.push_back(type.field(i)->name());
+      }
     }
     const std::string nearest = NearestName(key.text, names);
     Add(key, Join(path, Abbreviated(key.text)),
@@ -359,7 +365,7 @@ class Converter {
                    Message* message) {
     if (node.kind != Node::Kind::kScalar) return Expected("text", node, path);
     const bool verbatim = TakesNumbersAsText(field) && !IsNull(node.text);
-    if (node.plain && !verbatim &&
+    if (node.plain && !verbatim && !node.may_be_text &&
         (IsNull(node.text) || IsBool(node.text) || IsNumber(node.text))) {
       Add(node, path,
           absl::StrCat("expected text, got the ", IsBool(node.text) ? "value " : "number ",
@@ -459,18 +465,25 @@ absl::StatusOr<v1::QueuePolicy> ParseQueues(const std::string& text, const std::
   return policy;
 }
 
-absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& file,
-                                 const std::vector<std::string>& overrides,
-                                 const std::string& working_directory) {
-  ASSIGN_OR_RETURN(const NodePtr root, ReadTree(text, file, overrides));
+namespace {
+
+// `task` is called once the spec is read and before it is checked.
+template <typename Task>
+absl::StatusOr<v1::JobSpec> LoadTree(const NodePtr& root, const std::string& working_directory,
+                                     Task task) {
   v1::JobSpec spec;
   Converter converter;
   converter.ConvertMessage(*root, "", &spec);
   if (spec.working_directory().empty()) spec.set_working_directory(working_directory);
+  std::vector<LocatedProblem> problems = converter.problems();
+  if (spec.has_array_task()) {
+    problems.push_back({converter.LocationOf("array_task"), "array_task",
+                        "is set for the tasks of `array`; leave it out", "array_task"});
+  }
+  RETURN_IF_ERROR(task(spec));
 
   v1::JobSpec complete = spec;
   ApplyDefaults(complete);
-  std::vector<LocatedProblem> problems = converter.problems();
   for (const Problem& problem : FindProblems(complete)) {
     // A field that could not be read has its default value, whose problems are not the user's.
     if (converter.Touches(problem.path)) continue;
@@ -479,6 +492,39 @@ absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& fil
   }
   RETURN_IF_ERROR(AsStatus(problems));
   return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& file,
+                                 const std::vector<std::string>& overrides,
+                                 const std::string& working_directory) {
+  ASSIGN_OR_RETURN(const NodePtr root, ReadTree(text, file, overrides));
+  return LoadTree(root, working_directory, [](v1::JobSpec&) { return absl::OkStatus(); });
+}
+
+absl::StatusOr<std::vector<v1::JobSpec>> LoadTasks(const std::string& text, const std::string& file,
+                                                   const std::vector<std::string>& overrides,
+                                                   const std::string& working_directory) {
+  ASSIGN_OR_RETURN(const NodePtr root, ReadTree(text, file, overrides));
+  ASSIGN_OR_RETURN(const std::optional<ArrayTree> array, ReadArray(root));
+  std::vector<v1::JobSpec> specs;
+  if (!array.has_value()) {
+    ASSIGN_OR_RETURN(specs.emplace_back(), LoadTree(root, working_directory,
+                                                    [](v1::JobSpec&) { return absl::OkStatus(); }));
+    return specs;
+  }
+  for (int32_t index = 0; index < static_cast<int32_t>(array->tasks.size()); ++index) {
+    absl::StatusOr<v1::JobSpec> spec =
+        LoadTree(TreeOf(*array, index), working_directory,
+                 [&](v1::JobSpec& read) { return Number(*array, index, read); });
+    if (!spec.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(TaskText(*array, index), "\n", spec.status().message()));
+    }
+    specs.push_back(*std::move(spec));
+  }
+  return specs;
 }
 
 }  // namespace muster::spec

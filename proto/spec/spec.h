@@ -42,6 +42,12 @@ absl::StatusOr<v1::JobSpec> Load(const std::string& text, const std::string& fil
                                  const std::vector<std::string>& overrides,
                                  const std::string& working_directory);
 
+// The jobs that a file asks for, checked as by Load: one, or the tasks of its `array`, of which
+// the first that is refused is reported.
+absl::StatusOr<std::vector<v1::JobSpec>> LoadTasks(const std::string& text, const std::string& file,
+                                                   const std::vector<std::string>& overrides,
+                                                   const std::string& working_directory);
+
 // Fills in every default that spec.proto documents. Idempotent.
 void ApplyDefaults(v1::JobSpec& spec);
 

@@ -11,6 +11,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "parallel/plan/validate.h"
 #include "proto/spec/checker.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/dependencies.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
@@ -143,6 +144,17 @@ void CheckTimeLimit(const v1::JobSpec& spec, Checker& check) {
     return;
   check.Add("time_limit", absl::FormatDuration(limit), " is out of range; 1s to ",
             absl::FormatDuration(kTimeLimitMax));
+}
+
+void CheckDeadline(const v1::JobSpec& spec, Checker& check) {
+  if (spec.deadline().empty()) return;
+  const auto parsed = ParseDeadline(spec.deadline());
+  if (!parsed.ok()) return check.Add("deadline", parsed.status().message());
+  const auto* after = std::get_if<absl::Duration>(&*parsed);
+  if (after != nullptr && *after < absl::Seconds(1)) {
+    check.Add("deadline", absl::FormatDuration(*after),
+              " is out of range; 1s to ten years from the submission");
+  }
 }
 
 // The nearest sizes outside of the range, as "; 4 and 16 would do".
@@ -358,6 +370,8 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   CheckRestart(spec.restart(), check);
   CheckPreemption(spec.preemption(), check);
   CheckTimeLimit(spec, check);
+  CheckDeadline(spec, check);
+  if (spec.has_array_task()) CheckArrayTask(spec, check);
   CheckAfter(spec, check);
   if (spec.notes().size() > kNotesBytesMax) {
     check.Add("notes", "is ", spec.notes().size(), " bytes long; at most ", kNotesBytesMax);

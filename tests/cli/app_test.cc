@@ -37,6 +37,27 @@ class FakeService : public v1::JobService::Service {
     *response->mutable_job()->mutable_spec() = request->spec();
     return grpc::Status::OK;
   }
+  grpc::Status SubmitArray(grpc::ServerContext*, const v1::SubmitArrayRequest* request,
+                           v1::SubmitArrayResponse* response) override {
+    MutexLock lock(&mutex);
+    array_submitted = *request;
+    response->mutable_array()->set_array("sweep");
+    response->mutable_array()->set_array_id("sweep-abcde");
+    response->mutable_array()->set_tasks(request->tasks_size());
+    return grpc::Status::OK;
+  }
+  grpc::Status ChangeArray(grpc::ServerContext*, const v1::ChangeArrayRequest* request,
+                           v1::ChangeArrayResponse* response) override {
+    MutexLock lock(&mutex);
+    array_changed = *request;
+    response->mutable_array()->set_array(request->name());
+    response->mutable_array()->set_tasks(3);
+    response->mutable_array()->set_changed(1);
+    response->mutable_array()->set_ended(1);
+    response->mutable_array()->set_refused(1);
+    response->mutable_array()->add_refusals("job sweep-2 runs");
+    return grpc::Status::OK;
+  }
   grpc::Status GetJob(grpc::ServerContext*, const v1::GetJobRequest* request,
                       v1::Job* reply) override {
     if (request->name() != job.name()) {
@@ -145,6 +166,8 @@ class FakeService : public v1::JobService::Service {
       log_times;  // offset, seconds; by rank
   int64_t logs_since = 0;
   v1::ResizeJobRequest resize_asked;
+  v1::SubmitArrayRequest array_submitted;
+  v1::ChangeArrayRequest array_changed;
   v1::GetUsageRequest usage_asked;
   v1::GetUsageResponse usage;
   v1::GetRankMapsResponse rank_maps;
@@ -209,6 +232,53 @@ TEST_F(App, Submit_SendsTheSpecWithTheCallersDirectory) {
   EXPECT_EQ(service_.submitted[0].spec().working_directory(), directory_);
   EXPECT_EQ(service_.submitted[0].spec().engine().training().steps(), 7);
   EXPECT_EQ(out_.str(), "submitted gpt (gpt-abcde)\n");
+}
+
+TEST_F(App, SubmitOfAnArray_SendsAllTasksAtOnce) {
+  const std::vector<std::string> submit = {
+      "submit", SpecFile(),
+      "--set",  "name=sweep",
+      "--set",  "array={lr: [0.1, 0.2]}",
+      "--set",  "engine.training.optimizer.adamw.lr=\"${array.lr}\""};
+  EXPECT_EQ(RunApp(submit), 0) << err_.str();
+  EXPECT_EQ(out_.str(), "submitted sweep (sweep-abcde), 2 tasks\n");
+  ASSERT_EQ(service_.array_submitted.tasks_size(), 2);
+  EXPECT_EQ(service_.array_submitted.tasks(1).name(), "sweep-1");
+  EXPECT_EQ(service_.array_submitted.tasks(1).engine().training().optimizer().adamw().lr(), 0.2);
+  EXPECT_FALSE(service_.array_submitted.request_id().empty());
+  std::vector<std::string> watched = submit;
+  watched.push_back("--watch");
+  EXPECT_EQ(RunApp(watched), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("--watch follows one job"));
+  std::vector<std::string> dry = submit;
+  dry.push_back("--dry-run");
+  EXPECT_EQ(RunApp(dry), 0) << err_.str();
+  EXPECT_TRUE(service_.array_submitted.validate_only());
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("sweep-1  0.2"), HasSubstr("array_task:")));
+}
+
+TEST_F(App, CommandsForAnArray_ActOnAllOfItsTasks) {
+  v1::ArrayTask& task = *service_.job.mutable_spec()->mutable_array_task();
+  task.set_array("sweep");
+  task.set_array_id("sweep-abcde");
+  task.set_tasks(3);
+  service_.job.set_name("sweep-0");
+  service_.job.set_state(v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(RunApp({"cancel", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_CANCEL);
+  EXPECT_EQ(out_.str(),
+            "sweep: cancelled 1 of 3 tasks; 1 had ended; 1 were refused\n  job sweep-2 runs\n");
+  EXPECT_EQ(RunApp({"hold", "sweep", "--reason", "later"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_HOLD);
+  EXPECT_EQ(service_.array_changed.reason(), "later");
+  EXPECT_EQ(RunApp({"requeue", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_REQUEUE);
+  EXPECT_EQ(RunApp({"get", "jobs"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("\nsweep  2 running"));  // the fake has two pages
+  EXPECT_EQ(RunApp({"get", "jobs", "--tasks"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("\nsweep-0  running"));
+  EXPECT_EQ(RunApp({"describe", "job", "sweep"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("array:"));
 }
 
 TEST_F(App, Submit_RepeatsItselfWithTheSameRequestId) {

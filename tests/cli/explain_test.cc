@@ -172,5 +172,19 @@ TEST(Outlook, OfASpecThatStarts_ListsWorkersByTheirLowestRank) {
   EXPECT_THAT(out.str(), HasSubstr(", in 1m30s\n"));
 }
 
+TEST(DeadlineText, SaysByHowMuchItIsMetOrMissed) {
+  v1::DeadlineOutlook outlook;
+  outlook.mutable_deadline()->set_seconds(7200);
+  const auto text = [&] { return DeadlineText(outlook, absl::UnixEpoch()); };
+  EXPECT_THAT(text(), HasSubstr(", in 2h0m; how long it runs is not known yet"));
+  outlook.mutable_expected_end()->set_seconds(9000);
+  EXPECT_THAT(text(), HasSubstr("; at risk: started now, it would end 30m0s after it"));
+  outlook.set_start_known(true);
+  EXPECT_THAT(text(), HasSubstr("; at risk: it is expected to end 30m0s after it"));
+  outlook.set_by_time_limit(true);
+  outlook.mutable_expected_end()->set_seconds(3600);
+  EXPECT_THAT(text(), HasSubstr("; if it runs for its whole time_limit, it ends 1h0m before it"));
+}
+
 }  // namespace
 }  // namespace muster::cli

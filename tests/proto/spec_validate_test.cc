@@ -470,5 +470,21 @@ TEST(Validate, ManyDataSetsWithLongPaths_AreRefusedByTheirBytes) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("at most 262144"));
 }
 
+TEST(SpecDeadline, IsATimeWithItsZoneOrADuration) {
+  v1::JobSpec spec = Example();
+  for (const char* good :
+       {"2026-12-01T08:00:00Z", "2026-12-01T08:00:00.5+01:00", "36h", "90m30s"}) {
+    spec.set_deadline(good);
+    EXPECT_OK(Validate(spec)) << good;
+  }
+  for (const char* bad : {"tomorrow", "2026-12-01", "2026-12-01T08:00:00", "infinite-future", "-2h",
+                          "0s", "inf", "100000h", "36"}) {
+    spec.set_deadline(bad);
+    EXPECT_THAT(Validate(spec),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("deadline: ")))
+        << bad;
+  }
+}
+
 }  // namespace
 }  // namespace muster::spec

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -12,6 +13,7 @@
 #include "coordinator/core/state_log.h"
 #include "muster/v1/stored.pb.h"
 #include "proto/job_state.h"
+#include "proto/spec/deadline.h"
 #include "proto/time.h"
 #include "tests/sim/world.h"
 
@@ -222,10 +224,10 @@ void World::CheckBudget(const v1::Job& job) {
     }
     // Causes outside the job, and causes that are not retried.
     static const std::set<v1::Cause> kNotCounted = {
-        v1::CAUSE_COMPLETED, v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
-        v1::CAUSE_RESIZED,   v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,
-        v1::CAUSE_DATA,      v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE,
-        v1::CAUSE_TIME_LIMIT};
+        v1::CAUSE_COMPLETED,  v1::CAUSE_CANCELLED,   v1::CAUSE_LAUNCH,      v1::CAUSE_PREEMPTED,
+        v1::CAUSE_RESIZED,    v1::CAUSE_WORKER_LOST, v1::CAUSE_NETWORK,     v1::CAUSE_USER_ERROR,
+        v1::CAUSE_DATA,       v1::CAUSE_NUMERIC,     v1::CAUSE_COORDINATOR, v1::CAUSE_MAINTENANCE,
+        v1::CAUSE_TIME_LIMIT, v1::CAUSE_DEADLINE};
     const bool free = kNotCounted.count(end.cause()) > 0 && !again;
     if (end.counted() != (!free && during <= before)) {
       Violate(absl::StrCat(job.id(), ": epoch ", end.epoch(), " ended by ",
@@ -290,7 +292,12 @@ void World::CheckJob(const v1::Job& job, bool history) {
       }
       break;
     case v1::JOB_STATE_FAILED:
-      if (!job.causes().empty() && job.causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT) {
+      if (absl::StartsWith(job.message(), "deadline: ")) {
+        Count(job.attempts() > 0 ? "missed its deadline" : "missed its deadline without a start");
+        if (FromProto(job.ended()) < spec::DeadlineOf(job.spec())) {
+          violate("failed for its deadline, which had not passed");
+        }
+      } else if (!job.causes().empty() && job.causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT) {
         Count("ran for its time limit");
         if (!job.spec().has_time_limit() ||
             FromProto(job.ran()) < FromProto(job.spec().time_limit())) {
@@ -351,6 +358,7 @@ void World::CheckRecovery() {
     for (v1::Job* both : {&mine, &*twin}) {
       both->clear_step();
       both->clear_train_loss();
+      both->clear_best_train_loss();
       both->clear_tokens_per_second();
       both->clear_model_flops_utilization();
       both->clear_hardware_flops_utilization();
@@ -506,8 +514,10 @@ void World::CheckEnd() {
       const absl::StatusOr<v1::Job> job = core_ == nullptr
                                               ? absl::UnavailableError("no coordinator")
                                               : core_->GetJob(submission.id);
-      const bool limited = job.ok() && !job->causes().empty() &&
-                           job->causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT;
+      const bool limited =
+          job.ok() &&
+          (absl::StartsWith(job->message(), "deadline: ") ||
+           (!job->causes().empty() && job->causes().rbegin()->cause() == v1::CAUSE_TIME_LIMIT));
       Count(limited ? "time limit reached" : "sound job failed");
     }
     if (ended->second == v1::JOB_STATE_CANCELLED && !submission.cancel) {

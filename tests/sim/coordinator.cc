@@ -85,6 +85,7 @@ void World::CrashCoordinator(absl::string_view why) {
   syncing_ = false;
   ++coordinator_generation_;
   submit_calls_.clear();
+  array_calls_.clear();
   for (auto& [id, connection] : connections_) {
     connection.coordinator_open = false;
     if (connection.worker_open) Break(id);
@@ -310,6 +311,9 @@ void World::Receive(const coordinator::ReplyAction& reply) {
     queues_applied_ = true;
     Count("queues defined");
     return;
+  }
+  if (const auto array = array_calls_.extract(reply.call.value())) {
+    return TakeArrayReply(array.mapped(), reply);
   }
   auto call = submit_calls_.find(reply.call.value());
   if (call == submit_calls_.end()) return;  // the reply to a cancellation, or lost

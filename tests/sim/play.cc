@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "proto/spec/array.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
 #include "tests/sim/world.h"
@@ -130,10 +131,73 @@ void World::Submit(int number) {
   AddBounds(number, spec);
   spec::ApplyDefaults(spec);
   CHECK_OK(spec::Validate(spec));
+  Rng arrays(options_.seed * 104'729 + static_cast<uint64_t>(number));
+  if (options_.faults == Faults::kAll && !options_.large() && !options_.day() &&
+      arrays.Chance(0.15)) {
+    return SubmitArray(number, submission, arrays);
+  }
   submission.request_id = absl::StrCat("request-", number);
   const std::string id = submission.request_id;
   submissions_[id] = submission;
   TrySubmit(id, spec);
+}
+
+// Several jobs as one, of which only some run at a time.
+void World::SubmitArray(int number, const Submission& like, Rng rng) {
+  const std::string request_id = absl::StrCat("array-", number);
+  std::vector<v1::JobSpec> tasks(1 + rng.Below(4));
+  const auto max_running = static_cast<int32_t>(rng.Below(3));
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    tasks[i] = like.spec;
+    v1::ArrayTask& task = *tasks[i].mutable_array_task();
+    task.set_array(like.spec.name());
+    task.set_index(static_cast<int32_t>(i));
+    task.set_tasks(static_cast<int32_t>(tasks.size()));
+    task.set_max_running(max_running);
+    tasks[i].set_name(absl::StrCat(like.spec.name(), "-", i));
+    (*tasks[i].mutable_labels())[spec::kArrayLabel] = like.spec.name();
+    (*tasks[i].mutable_labels())[spec::kArrayIndexLabel] = absl::StrCat(i);
+    CHECK_OK(spec::Validate(tasks[i]));
+    Submission submission = like;
+    submission.request_id = absl::StrCat(request_id, "/", i);
+    submission.spec = tasks[i];
+    submissions_[submission.request_id] = submission;
+  }
+  Count("array submitted");
+  TrySubmitArray(request_id, tasks);
+}
+
+void World::TrySubmitArray(const std::string& request_id, const std::vector<v1::JobSpec>& tasks) {
+  if (array_ids_.contains(request_id)) return;
+  if (core_ != nullptr) {
+    const uint64_t call = next_id_++;
+    if (!(Disturbed() && rng_.Chance(0.2))) array_calls_[call] = request_id;
+    Feed(coordinator::SubmitArrayEvent{coordinator::CallId(call), tasks, request_id, {}});
+  }
+  queue_.After(absl::Milliseconds(500 + rng_.Below(1000)),
+               [this, request_id, tasks] { TrySubmitArray(request_id, tasks); });
+}
+
+void World::TakeArrayReply(const std::string& request_id, const coordinator::ReplyAction& reply) {
+  if (!reply.status.ok()) {
+    return Violate(absl::StrCat("submission refused: ", reply.status.ToString()));
+  }
+  std::string& known = array_ids_[request_id];
+  if (!known.empty() && known != reply.array.array_id()) {
+    return Violate(absl::StrCat("request ", request_id, " made two arrays"));
+  }
+  known = reply.array.array_id();
+  for (int32_t i = 0; i < reply.array.tasks(); ++i) {
+    Submission& submission = submissions_[absl::StrCat(request_id, "/", i)];
+    const absl::StatusOr<v1::Job> job = core_->GetJob(submission.spec.name());
+    if (!job.ok()) {
+      return Violate(absl::StrCat("a task of ", known, " is missing: ", job.status().ToString()));
+    }
+    submission.id = job->id();
+    if (!submission.cancel) continue;
+    const std::string id = submission.id;
+    queue_.After(absl::Milliseconds(rng_.Below(20000)), [this, id] { TryCancel(id); });
+  }
 }
 
 // Some jobs may run for a while only, and some wait for the end of another one. A restored backup
@@ -141,6 +205,11 @@ void World::Submit(int number) {
 void World::AddBounds(int number, v1::JobSpec& spec) {
   Rng rng(options_.seed * 1000 + static_cast<uint64_t>(number));
   if (rng.Chance(0.15)) spec.mutable_time_limit()->set_seconds(2 + static_cast<int>(rng.Below(20)));
+  // Where only some faults happen, tests want every job to succeed.
+  Rng deadlines(options_.seed * 31337 + static_cast<uint64_t>(number));
+  if (options_.faults == Faults::kAll && deadlines.Chance(0.1)) {
+    spec.set_deadline(absl::StrCat(5 + deadlines.Below(120), "s"));
+  }
   if (options_.faults == Faults::kRestore || !rng.Chance(0.25)) return;
   std::vector<std::string> known;
   for (const auto& [request, other] : submissions_) {
@@ -192,8 +261,17 @@ void World::ChangeSomeJob() {
   event.job = live[rng_.Below(live.size())];
   event.change = std::vector<Change>{Change::kPreempt, Change::kSuspend, Change::kHold,
                                      Change::kRelease, Change::kRequeue}[rng_.Below(5)];
-  if (const absl::StatusOr<v1::Job> job = core_->GetJob(event.job);
-      job.ok() && !job->sizes().empty() && rng_.Chance(0.5)) {
+  const absl::StatusOr<v1::Job> job = core_->GetJob(event.job);
+  if (job.ok() && job->spec().has_array_task() && rng_.Chance(0.3)) {
+    Count("array changed");
+    return Feed(coordinator::ChangeArrayEvent{
+        event.call,
+        job->spec().array_task().array_id(),
+        std::vector<Change>{Change::kHold, Change::kRelease, Change::kRequeue}[rng_.Below(3)],
+        "",
+        {}});
+  }
+  if (job.ok() && !job->sizes().empty() && rng_.Chance(0.5)) {
     event.change = Change::kResize;
     event.ranks =
         rng_.Chance(0.3) ? 0 : job->sizes(static_cast<int>(rng_.Below(job->sizes_size())));

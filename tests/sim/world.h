@@ -200,6 +200,10 @@ class World {
 
   // ---- users and faults (play.cc)
   void Submit(int number);
+  struct Submission;
+  void SubmitArray(int number, const Submission& like, Rng rng);
+  void TrySubmitArray(const std::string& request_id, const std::vector<v1::JobSpec>& tasks);
+  void TakeArrayReply(const std::string& request_id, const coordinator::ReplyAction& reply);
   void AddBounds(int number, v1::JobSpec& spec);
   void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
   void TryCancel(const std::string& id);
@@ -299,6 +303,8 @@ class World {
   };
   std::map<std::string, Submission> submissions_;  // by request id
   std::map<uint64_t, std::string> submit_calls_;   // call id -> request id
+  std::map<uint64_t, std::string> array_calls_;    // call id -> request id of an array
+  std::map<std::string, std::string> array_ids_;   // by request id, once acknowledged
 
   // What really happened, for the checks to compare with.
   std::set<std::pair<std::string, int64_t>> saved_;  // (checkpoint path, step) complete on disk

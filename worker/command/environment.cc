@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -73,6 +74,13 @@ std::map<std::string, std::string> VariablesOf(const v1::RankAssignment& assignm
       {"MUSTER_RUN_DIRECTORY", assignment.run_directory()},
       {"MUSTER_PROGRESS_FILE", assignment.run_directory() + kCommandProgressFile},
   };
+  if (assignment.spec().has_array_task()) {
+    const v1::ArrayTask& task = assignment.spec().array_task();
+    variables["MUSTER_ARRAY_INDEX"] = absl::StrCat(task.index());
+    for (const v1::ArrayValue& value : task.values()) {
+      variables[absl::StrCat("MUSTER_ARRAY_", absl::AsciiStrToUpper(value.key()))] = value.value();
+    }
+  }
   if (start.restore_step > 0) {
     variables["MUSTER_RESTORE_PATH"] = start.restore_path;
     variables["MUSTER_RESTORE_STEP"] = absl::StrCat(start.restore_step);
