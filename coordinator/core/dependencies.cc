@@ -65,8 +65,8 @@ absl::StatusOr<std::optional<v1::Dependency>> DependencyOn(const Array& array,
   return std::optional<v1::Dependency>(std::move(dependency));
 }
 
-// Takes the end of job or array `id` out of the dependencies of `job`; `ended` is null when nothing is known
-// of it any more. Nothing: the job is held.
+// Takes the end of job or array `id` out of the dependencies of `job`; `ended` is null when nothing
+// is known of it any more. Nothing: the job is held.
 std::optional<Dependents::Change> EndOf(const JobId& id, const JobEntry* ended, JobEntry& job) {
   using Kind = Dependents::Change::Kind;
   auto& after = *job.state.mutable_after();

@@ -47,9 +47,9 @@ class Dependents {
   };
   // Whether TakeNext() has anything to look at.
   bool pending() const { return !ended_.empty(); }
-  // Looks at one of the jobs and arrays that have ended, takes it out of the dependencies of those that waited
-  // for it, and returns these by id. A held one is left out: it waits on when it is released.
-  // Requires: pending().
+  // Looks at one of the jobs and arrays that have ended, takes it out of the dependencies of those
+  // that waited for it, and returns these by id. A held one is left out: it waits on when it is
+  // released. Requires: pending().
   std::vector<Change> TakeNext(JobTable& jobs, Turn& turn);
 
  private:
