@@ -133,7 +133,8 @@ class Search {
       if (kept.device != job_.device) continue;
       if (id == job_.id) {
         slots += static_cast<int64_t>(kept.slots.size());
-      } else if (kept.queue == job_.queue && kept.priority < job_.priority) {
+      } else if (kept.queue == job_.queue && kept.priority < job_.priority &&
+                 !search_.running.Contains(id)) {  // one that resizes still holds its slots
         candidates_.push_back({.id = id,
                                .waits = true,
                                .priority = kept.priority,
