@@ -94,6 +94,33 @@ absl::Status Snapshot(CoordinatorClient& client, const std::string& path, Format
   return absl::OkStatus();
 }
 
+namespace {
+
+// How the plans of the log compare with those made again.
+void PrintDecisions(const Json& report, Terminal& terminal) {
+  std::vector<std::vector<std::string>> rows = {{"ENTRY", "JOB", "DECIDED THEN", "DECIDED NOW"}};
+  for (const Json& difference : report["decisions"]) {
+    rows.push_back({absl::StrCat(difference.value("entry", int64_t{0})),
+                    difference.value("job", ""), difference.value("then", ""),
+                    difference.value("now", "")});
+  }
+  if (rows.size() > 1) terminal.out << "\n" << Table(rows) << "\n";
+  const int64_t plans = report.value("plans", int64_t{0});
+  const int64_t different = report.value("plansDifferent", int64_t{0});
+  terminal.out << plans << " plans of the scheduler made again: ";
+  if (different == 0) {
+    terminal.out << "they decide the same\n";
+  } else {
+    terminal.out << different << " of them decide something else\n";
+  }
+  for (const Json& group : report["notComparable"]) {
+    terminal.out << group.value("plans", int64_t{0})
+                 << " not comparable: " << group.value("reason", "") << "\n";
+  }
+}
+
+}  // namespace
+
 absl::Status ReplayState(const ReplayOptions& options, Format format, Terminal& terminal) {
   std::vector<std::string> command = {options.coordinator_binary, "replay", options.file};
   if (!options.from.empty()) command.push_back("--from=" + options.from);
@@ -124,8 +151,15 @@ absl::Status ReplayState(const ReplayOptions& options, Format format, Terminal& 
       terminal.out << ": equal to the stored state, byte by byte";
     }
     terminal.out << "\n";
+    PrintDecisions(report, terminal);
   }
-  if (differences.empty()) return absl::OkStatus();
+  if (differences.empty()) {
+    const int64_t different = report.value("plansDifferent", int64_t{0});
+    if (!options.strict || different == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(different, " of ", report.value("plans", int64_t{0}),
+                     " plans of the scheduler decide something else than then"));
+  }
   std::vector<std::string> named;
   for (const Json& difference : differences) named.push_back(difference.get<std::string>());
   return absl::DataLossError(

@@ -28,12 +28,14 @@ absl::Status Snapshot(CoordinatorClient& client, const std::string& path, Format
                       Terminal& terminal);
 
 struct ReplayOptions {
-  std::string file;    // of Snapshot, or a backup on this machine
-  std::string from;    // an earlier one to begin with; empty = from nothing
-  uint64_t until = 0;  // the last entry of the log; 0 = all
+  std::string file;     // of Snapshot, or a backup on this machine
+  std::string from;     // an earlier one to begin with; empty = from nothing
+  uint64_t until = 0;   // the last entry of the log; 0 = all
+  bool strict = false;  // a plan that decides otherwise than then is an error
   std::string coordinator_binary;
 };
-// Folds the log and prints the jobs that it makes. kDataLoss: the stored state is another one.
+// Folds the log, prints the jobs that it makes and what this program would have decided otherwise.
+// kDataLoss: the stored state is another one. kFailedPrecondition: `strict`.
 absl::Status ReplayState(const ReplayOptions& options, Format format, Terminal& terminal);
 
 }  // namespace muster::cli

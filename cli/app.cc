@@ -783,6 +783,8 @@ class Application {
         ->type_name("FILE");
     replay->add_option("--until", replay_.until, "Show the jobs as of this entry of the log")
         ->type_name("ENTRY");
+    replay->add_flag("--strict", replay_.strict,
+                     "Exit with 1 when a plan made again decides something else");
     Add(app_, "version", "Versions of this program and of the coordinator",
         [this] { return Version(); });
     CLI::App* completion = AddGroup(app_, "completion", "Shell completion");

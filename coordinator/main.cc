@@ -329,6 +329,21 @@ int RunReplay(const ReplayOptions& options) {
               << ",\"failures\":" << job.failures()
               << ",\"lastCommittedStep\":" << job.last_committed_step() << "}";
   }
+  const DecisionReport& decisions = report->decisions;
+  std::cout << "],\"plans\":" << decisions.plans << ",\"plansDifferent\":" << decisions.different
+            << ",\"decisions\":[";
+  comma = "";
+  for (const DecisionDifference& difference : decisions.differences) {
+    std::cout << std::exchange(comma, ",") << "{\"entry\":" << difference.entry
+              << ",\"job\":" << Quoted(difference.job) << ",\"then\":" << Quoted(difference.then)
+              << ",\"now\":" << Quoted(difference.now) << "}";
+  }
+  std::cout << "],\"notComparable\":[";
+  comma = "";
+  for (const auto& [reason, plans] : decisions.not_comparable) {
+    std::cout << std::exchange(comma, ",") << "{\"reason\":" << Quoted(reason)
+              << ",\"plans\":" << plans << "}";
+  }
   std::cout << "]}" << std::endl;
   return 0;
 }

@@ -118,7 +118,9 @@ absl::StatusOr<ReplayReport> ReplayState(const ReplayOptions& options) {
                                                         " of ", report.cluster_id));
     }
   }
-  ASSIGN_OR_RETURN(report.replayed, Replay(*store, from.get(), options.until));
+  DecisionReplay decisions;
+  ASSIGN_OR_RETURN(report.replayed, Replay(*store, from.get(), options.until, &decisions));
+  report.decisions = decisions.report();
   ASSIGN_OR_RETURN(report.jobs, JobsOf(report.replayed.rows));
   return report;
 }

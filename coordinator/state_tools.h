@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "coordinator/core/decision_replay.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/state_log.h"
 #include "muster/v1/job.pb.h"
@@ -39,8 +40,10 @@ struct ReplayReport {
   Replayed replayed;
   std::vector<v1::Job> jobs;  // as of the last entry, by submission: id, name, state, message,
                               // epoch, attempts, failures, last committed step
+  DecisionReport decisions;
 };
-// Folds the log of changes and compares the result with the stored rows. kNotFound, kDataLoss,
+// Folds the log of changes, compares the result with the stored rows, and makes the plans of the
+// scheduler again, as this program decides, on the way. kNotFound, kDataLoss,
 // kFailedPrecondition (another schema) name the file.
 absl::StatusOr<ReplayReport> ReplayState(const ReplayOptions& options);
 

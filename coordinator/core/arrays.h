@@ -43,6 +43,8 @@ class ArrayTable {
 
   // The tasks whose turn has come, in order of index, which are admitted with this.
   std::vector<JobId> TakeNext();
+  // Whether TakeNext may have any.
+  bool pending() const { return !left_.empty(); }
   // It waits for TakeNext.
   bool Waits(const JobEntry& job) const;
 

@@ -18,6 +18,8 @@ void Put(JobEntry& job, const v1::CheckpointRecord& record, Turn& turn) {
 }  // namespace
 
 void CoreImpl::UpdateCommitted(JobEntry& job) {
+  scheduling_.ChangeRunning(job.id(),
+                            [&job](RunningJob& running) { running.saved_at = SavedAt(job); });
   const int64_t newest = job.checkpoints.newest();
   job.state.set_last_committed_step(newest);
   // Steps lost with a damaged checkpoint count as an advance when they are committed again.
@@ -64,9 +66,6 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   record.set_damaged(false);
   record.set_removed(false);
   *record.mutable_committed() = ToProto(turn.now());
-  scheduling_.ChangeRunning(job->id(), [&turn](RunningJob& running) {
-    running.saved_at = std::max(running.saved_at, turn.now());
-  });
   const double seconds = record.seconds();
   const std::string path = record.path();
   Put(*job, record, turn);

@@ -47,6 +47,9 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
     ASSIGN_OR_RETURN(const uint64_t index, schema::DecodeU64(*entry));
     state_log_.Recover(index);
   }
+  ASSIGN_OR_RETURN(const std::optional<std::string> conditions,
+                   store.Get(Table::kMeta, schema::kPlanConditions));
+  stored_conditions_ = conditions.value_or("");
   absl::Status row_status;
   RETURN_IF_ERROR(
       store.Scan(Table::kWorkers, "", "", [&](const std::string& key, const std::string& value) {
@@ -108,6 +111,15 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
+  const v1::PlanConditions conditions = ConditionsOf(config_.topology);
+  if (std::string row = schema::Serialize(conditions); row != stored_conditions_) {
+    stored_conditions_ = row;
+    turn.batch().Put(Table::kMeta, schema::kPlanConditions, std::move(row));
+    *turn.log_entry().mutable_conditions() = conditions;
+    for (const QueueTree::Queue& queue : scheduling_.tree().queues()) {
+      AddUsage(scheduling_, queue.name, *turn.log_entry().mutable_queue_usage());
+    }
+  }
   v1::Event event;
   event.set_kind(v1::EVENT_KIND_COORDINATOR_STARTED);
   event.set_rank(-1);
@@ -255,7 +267,7 @@ void CoreImpl::ArmTimer(Turn& turn) {
   turn.Act(TimerAction{armed_});
 }
 
-void CoreImpl::CompleteTurn(Turn& turn) {
+void CoreImpl::CatchUp(Turn& turn) {
   for (const DeadlineKey& due : deadlines_.TakeDue(turn.now())) {
     switch (due.kind) {
       case DeadlineKey::Kind::kWorker:
@@ -294,6 +306,30 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   EndReleasedAttempts(turn);
   ResolveDependents(turn);
   AdmitTasks(turn);
+}
+
+bool CoreImpl::HasMoreToChange(Turn& turn) const {
+  if (dependents_.pending() || jobs_.arrays().pending() || deadlines_.next() <= turn.now()) {
+    return true;
+  }
+  std::set<std::string> planned;
+  for (const v1::PlanRecord& plan : turn.log_entry().plans()) {
+    for (const v1::RowChange& row : plan.before()) planned.insert(row.key());
+  }
+  return std::any_of(
+      turn.released().begin(), turn.released().end(),
+      [&planned](const auto& released) { return !planned.contains(released.first.value()); });
+}
+
+void CoreImpl::CompleteTurn(Turn& turn) {
+  // A submission plans before its reply. What the turn changes behind that cannot be told apart
+  // later.
+  if (turn.log_entry().plans_size() > 0 && HasMoreToChange(turn)) {
+    for (v1::PlanRecord& plan : *turn.log_entry().mutable_plans()) {
+      plan.set_incomplete("its turn went on to change what else was due");
+    }
+  }
+  CatchUp(turn);
   maintenance_.NoteDrained(workers_, deadlines_, turn);
   while (turn.TakeReschedule()) {
     Schedule(turn);
@@ -309,7 +345,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   accounts_.BringUpToDate(jobs_, workers_, turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
-  Queues::PutUsage(scheduling_, turn.batch());
+  Queues::PutUsage(scheduling_, turn);
   ArmTimer(turn);
 }
 

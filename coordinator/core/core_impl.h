@@ -45,6 +45,8 @@
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
 #include "coordinator/core/maintenance.h"
+#include "coordinator/core/plan_record.h"
+#include "coordinator/core/planned_job.h"
 #include "coordinator/core/queues.h"
 #include "coordinator/core/reachability.h"
 #include "coordinator/core/reservations.h"
@@ -97,6 +99,10 @@ class CoreImpl : public Core {
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
   // timer.
   void CompleteTurn(Turn& turn);
+  // What is due, and jobs that have been released or waited for others.
+  void CatchUp(Turn& turn);
+  // Whether CatchUp() will change jobs that no plan of this turn has changed.
+  bool HasMoreToChange(Turn& turn) const;
   // When the coordinator has not run for a while, moves the times at which workers and ranks were
   // last heard by as much.
   void ForgivePause(Turn& turn);
@@ -128,10 +134,15 @@ class CoreImpl : public Core {
   void AwaitDependencies(JobEntry& job, Turn& turn);
   // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
   void ResolveDependents(Turn& turn);
-  WaitingJob AsWaiting(const JobEntry& job) const;
-  RunningJob AsRunning(const JobEntry& job) const;
-  // How the job may be resized while it runs; null: not at all.
-  std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const;
+  WaitingJob AsWaiting(const JobEntry& job) const {
+    return coordinator::AsWaiting(job, reservations_);
+  }
+  RunningJob AsRunning(const JobEntry& job) const {
+    return coordinator::AsRunning(job, reservations_);
+  }
+  std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const {
+    return coordinator::ElasticityOf(job, reservations_);
+  }
   static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   // Explained without `deadline`.
   absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
@@ -271,12 +282,13 @@ class CoreImpl : public Core {
   absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
   void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
   void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
-  static void UpdateCommitted(JobEntry& job);
+  void UpdateCommitted(JobEntry& job);
 
   const CoreConfig config_;
   Rng rng_;
   std::string cluster_id_;
   uint64_t leader_term_ = 0;
+  std::string stored_conditions_;  // the row kPlanConditions
   EventLog log_;
   StateLog state_log_;
   JobTable jobs_;

@@ -250,7 +250,7 @@ void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
   if (scheduling_.waiting() > 0) turn.Reschedule();
 }
 
-WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
+WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations) {
   const std::vector<int32_t> sizes = job.allowed_sizes();
   v1::JobSpec largest;
   if (job.elastic()) largest = spec::AtSize(job.spec(), sizes.back());
@@ -269,9 +269,11 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   waiting.placement = {spec.placement().required(), spec.placement().preferred(),
                        spec.placement().spread(), spec.placement().segment()};
   AddTraffic(spec, waiting);
-  waiting.reservations = reservations_.For(spec);
+  waiting.reservations = reservations.For(spec);
   if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
-  waiting.runtime = std::min(RestOf(job), LimitOf(job, absl::InfinitePast()));
+  waiting.runtime = LimitOf(job, absl::InfinitePast());
+  if (job.state.has_rest())
+    waiting.runtime = std::min(waiting.runtime, FromProto(job.state.rest()));
   waiting.tenant = TenantOf(spec);
   if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
   if (!job.elastic()) return waiting;
@@ -283,12 +285,13 @@ WaitingJob CoreImpl::AsWaiting(const JobEntry& job) const {
   return smallest;
 }
 
-std::shared_ptr<const Elasticity> CoreImpl::ElasticityOf(const JobEntry& job) const {
+std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job,
+                                               const Reservations& reservations) {
   if (!spec::ResizesWhileRunning(job.spec())) return nullptr;
   const bool asked = job.state.ranks_wanted() != 0;
   if (!asked && job.sizes().size() < 2) return nullptr;
-  return std::make_shared<const Elasticity>(
-      Elasticity{AsWaiting(job), FromProto(job.spec().preemption().grow_after()), asked});
+  return std::make_shared<const Elasticity>(Elasticity{
+      AsWaiting(job, reservations), FromProto(job.spec().preemption().grow_after()), asked});
 }
 
 void CoreImpl::Wait(JobEntry& job, Turn& turn) {
@@ -296,6 +299,15 @@ void CoreImpl::Wait(JobEntry& job, Turn& turn) {
   if (!jobs_.arrays().Admit(job)) return Explain(job, WaitForTurn(job), turn);
   if (!job.state.has_queued()) {
     *job.state.mutable_queued() = ToProto(turn.now());
+    turn.Persist(job.id());
+  }
+  // A plan of a later coordinator, or of a replay, knows no more than what is stored.
+  const absl::Duration rest = absl::Trunc(RestOf(job), absl::Milliseconds(1));
+  if (rest == absl::InfiniteDuration()
+          ? job.state.has_rest()
+          : FromProto(job.state.rest()) != rest || !job.state.has_rest()) {
+    job.state.clear_rest();
+    if (rest != absl::InfiniteDuration()) *job.state.mutable_rest() = ToProto(rest);
     turn.Persist(job.id());
   }
   WaitingJob waiting = AsWaiting(job);
@@ -331,7 +343,16 @@ void CoreImpl::ResolveDependents(Turn& turn) {
   }
 }
 
-RunningJob CoreImpl::AsRunning(const JobEntry& job) const {
+absl::Time SavedAt(const JobEntry& job) {
+  absl::Time saved_at = FromProto(job.attempt.started());
+  for (const v1::CheckpointRecord& record : job.checkpoints.records()) {
+    if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
+    saved_at = std::max(saved_at, FromProto(record.committed()));
+  }
+  return saved_at;
+}
+
+RunningJob AsRunning(const JobEntry& job, const Reservations& reservations) {
   const v1::JobSpec& spec = job.spec();
   RunningJob running;
   running.name = job.name();
@@ -339,14 +360,10 @@ RunningJob CoreImpl::AsRunning(const JobEntry& job) const {
   running.priority = spec.priority();
   running.device = spec.resources().device();
   running.ranks = job.size();
-  running.elastic = ElasticityOf(job);
+  running.elastic = ElasticityOf(job, reservations);
   running.stopping = job.has_attempt() && !job.up();
   running.started_at = FromProto(job.attempt.started());
-  running.saved_at = running.started_at;
-  for (const v1::CheckpointRecord& record : job.checkpoints.records()) {
-    if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
-    running.saved_at = std::max(running.saved_at, FromProto(record.committed()));
-  }
+  running.saved_at = SavedAt(job);
   running.tenant = TenantOf(spec);
   running.min_runtime = FromProto(spec.preemption().min_runtime());
   if (job.state.has_expected_end()) running.ends_at = FromProto(job.state.expected_end());
@@ -436,6 +453,9 @@ void CoreImpl::Schedule(Turn& turn) {
     Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
   }
   muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
+  if (!plan.decisions.empty()) {
+    *turn.log_entry().add_plans() = RecordPlan(plan.decisions, jobs_, scheduling_, workers_);
+  }
   for (const Decision& decision : plan.decisions) {
     std::visit([&](const auto& decided) { CarryOut(decided, turn); }, decision);
   }

@@ -114,15 +114,21 @@ void CoreImpl::DropKept(JobEntry& job, Turn& turn) {
   turn.Reschedule();
 }
 
-void CoreImpl::RecoverKept(JobEntry& job) {
-  if (job.state.kept().empty()) return;
+Kept KeptFor(const JobEntry& job) {
   const v1::JobSpec& spec = job.spec();
   Kept kept{spec.queue(), spec.priority(), spec.resources().device(), TenantOf(spec), {}};
   for (const v1::KeptSlot& slot : job.state.kept()) {
-    workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id());
     kept.slots.insert({WorkerId(slot.worker()), slot.device()});
   }
-  scheduling_.Keep(job.id(), std::move(kept));
+  return kept;
+}
+
+void CoreImpl::RecoverKept(JobEntry& job) {
+  if (job.state.kept().empty()) return;
+  for (const v1::KeptSlot& slot : job.state.kept()) {
+    workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id());
+  }
+  scheduling_.Keep(job.id(), KeptFor(job));
 }
 
 void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {

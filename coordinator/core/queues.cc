@@ -49,14 +49,17 @@ absl::Status Queues::Load(Store& store, Scheduling& scheduling) {
   return status;
 }
 
-void Queues::PutUsage(Scheduling& scheduling, Batch& batch) {
+void Queues::PutUsage(Scheduling& scheduling, Turn& turn) {
   for (const std::string& queue : scheduling.TakeAccrued()) {
     const std::string key = absl::StrCat(schema::kQueueUsagePrefix, queue);
     const std::optional<v1::QueueUsage> usage = scheduling.history().Stored(queue);
+    v1::QueueUsageChange& logged = *turn.log_entry().add_queue_usage();
+    logged.set_queue(queue);
     if (usage.has_value()) {
-      batch.Put(Table::kMeta, key, schema::Serialize(*usage));
+      turn.batch().Put(Table::kMeta, key, schema::Serialize(*usage));
+      *logged.mutable_usage() = *usage;
     } else {
-      batch.Delete(Table::kMeta, key);
+      turn.batch().Delete(Table::kMeta, key);
     }
   }
 }

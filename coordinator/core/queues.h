@@ -20,8 +20,8 @@ class Queues {
   absl::Status Define(const v1::QueuePolicy& policy, Scheduling& scheduling, Turn& turn);
   // As they were last defined.
   const v1::QueuePolicy& policy() const { return policy_; }
-  // Adds the rows of the queues whose use has changed.
-  static void PutUsage(Scheduling& scheduling, Batch& batch);
+  // Adds the rows of the queues whose use has changed, also to the entry of the log.
+  static void PutUsage(Scheduling& scheduling, Turn& turn);
 
  private:
   v1::QueuePolicy policy_;

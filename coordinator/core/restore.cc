@@ -126,7 +126,9 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
   StateLog log;
   log.Recover(last_entry + kEventLeap);
   log.set_term(term + kTermLeap);
-  log.Append(now, "coordinator", event.sequence(), batch, /*restored=*/true);
+  v1::LogEntry restored;
+  restored.set_restored(true);
+  log.Append(now, "coordinator", event.sequence(), batch, std::move(restored));
   return store.Write({batch});
 }
 

@@ -66,6 +66,8 @@ class Scheduling {
   void RestoreHistory(const std::string& queue, const v1::QueueUsage& usage) {
     history_.Restore(queue, usage);
   }
+  // To make a plan of an earlier time again.
+  void SetHistory(QueueHistory history) { history_ = std::move(history); }
   // A job started that was the first of its queue.
   void TookTurn(const std::string& queue, absl::Time now);
   // The queues whose row of history has changed since the last call.

@@ -3,6 +3,8 @@
 //
 //   kMeta      "cluster_id", "schema_version"   written by the store when it is created
 //              "leader_term", "last_event", "last_log_entry"    u64 big endian
+//              "queue_usage/" QUEUE              QueueUsage
+//              "plan_conditions"                 PlanConditions, as the log has them
 //   kSpecs       JOB_ID                            SpecRow
 //   kStates      JOB_ID                            StateRow
 //   kProgress    JOB_ID                            ProgressRow
@@ -43,6 +45,7 @@ constexpr char kFleetAccount[] = "fleet";  // sorts behind every sequence
 constexpr char kLastAudit[] = "last_audit";
 // Before the name of a queue: its QueueUsage.
 constexpr char kQueueUsagePrefix[] = "queue_usage/";
+constexpr char kPlanConditions[] = "plan_conditions";
 // Of kQueues.
 constexpr char kQueuePolicy[] = "policy";
 

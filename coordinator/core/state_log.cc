@@ -5,6 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/decision_replay.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "proto/time.h"
@@ -67,19 +68,18 @@ bool IsLogged(Table table) {
 }
 
 void StateLog::Append(absl::Time now, const std::string& actor, uint64_t last_event, Batch& batch,
-                      bool restored) {
+                      v1::LogEntry with) {
   std::map<std::pair<Table, std::string>, const Batch::Change*> changes;
   for (const Batch::Change& change : batch.changes) {
     if (IsLogged(change.table)) changes[{change.table, change.key}] = &change;
   }
-  if (changes.empty() && !restored) return;
-  v1::LogEntry entry;
+  v1::LogEntry entry = std::move(with);
+  if (changes.empty() && entry.ByteSizeLong() == 0) return;
   entry.set_index(++last_);
   entry.set_term(term_);
   *entry.mutable_time() = ToProto(now);
   entry.set_actor(actor);
   entry.set_last_event(last_event);
-  entry.set_restored(restored);
   for (const auto& [row, change] : changes) {
     v1::RowChange& changed = *entry.add_changes();
     changed.set_table(Name(row.first));
@@ -133,11 +133,13 @@ absl::StatusOr<std::pair<LoggedRows, uint64_t>> ReadLogged(Store& store) {
   return std::make_pair(std::move(rows), last);
 }
 
-absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until) {
+absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until,
+                                DecisionReplay* decisions) {
   Replayed out;
   uint64_t index = 0;
   if (base != nullptr) {
     ASSIGN_OR_RETURN(std::tie(out.rows, index), ReadLogged(*base));
+    if (decisions != nullptr) RETURN_IF_ERROR(decisions->Begin(*base, out.rows));
   }
   absl::Status status;
   bool early = false;
@@ -157,6 +159,7 @@ absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until) {
           return false;
         }
         status = Fold(entry, index, out.rows);
+        if (status.ok() && decisions != nullptr) status = decisions->Take(entry, out.rows);
         if (out.entries++ == 0) out.first_index = entry.index();
         out.last_index = entry.index();
         return status.ok();

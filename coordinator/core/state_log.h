@@ -32,9 +32,9 @@ class StateLog {
 
   // Adds an entry with the changes in `batch`, those of logged tables, to the batch; none where
   // there are none. Of several changes of one row the last counts.
-  // `restored`: there is one in any case, LogEntry.restored.
+  // `with`: what the entry has beside changes, if anything; there is one in any case then.
   void Append(absl::Time now, const std::string& actor, uint64_t last_event, Batch& batch,
-              bool restored = false);
+              v1::LogEntry with = {});
 
  private:
   uint64_t term_ = 0;
@@ -61,10 +61,13 @@ constexpr size_t kDifferencesMax = 10;
 
 // The rows of a store as they are, and the index up to which they are the fold.
 absl::StatusOr<std::pair<LoggedRows, uint64_t>> ReadLogged(Store& store);
+class DecisionReplay;  // decision_replay.h
 // Folds the log of `store` up to the entry `until` (0 = all), from nothing, or from the rows of
-// `base`, an earlier copy of the same state. kOutOfRange: the entries behind the beginning are not
-// kept any more. kDataLoss: the log cannot be read.
-absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until);
+// `base`, an earlier copy of the same state. `decisions`, if any, is shown every entry.
+// kOutOfRange: the entries behind the beginning are not kept any more. kDataLoss: the log cannot be
+// read.
+absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until,
+                                DecisionReplay* decisions = nullptr);
 
 }  // namespace muster::coordinator
 

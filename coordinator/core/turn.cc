@@ -38,7 +38,7 @@ CoreOutput Turn::Finish() {
   if (logged_) {
     batch().Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(log_.last_));
   }
-  state_log_.Append(now_, actor_, log_.last_, output_.batch);
+  state_log_.Append(now_, actor_, log_.last_, output_.batch, std::move(log_entry_));
   return std::move(output_);
 }
 

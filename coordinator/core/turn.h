@@ -53,6 +53,8 @@ class Turn {
   // Ranks of a job's attempt on this worker are accounted for, or the attempt was stopped: the turn
   // frees their slots, and ends the attempt when no rank is left.
   void FreeSlots(const JobId& job, const std::string& worker) { released_.emplace(job, worker); }
+  // What the turn's entry of the log of changes has beside the changes.
+  v1::LogEntry& log_entry() { return log_entry_; }
   // Slots, workers or the queue changed: the turn ends with a new plan.
   void Reschedule() { reschedule_ = true; }
 
@@ -62,6 +64,7 @@ class Turn {
   const std::set<WorkerId>& desired_changed() const { return desired_changed_; }
   // What FreeSlots() was called for since the last call.
   std::set<std::pair<JobId, std::string>> TakeReleased() { return std::exchange(released_, {}); }
+  const std::set<std::pair<JobId, std::string>>& released() const { return released_; }
   // True once per Reschedule().
   bool TakeReschedule() { return std::exchange(reschedule_, false); }
   // Adds the sequence of the last event and the entry of the log of changes. Ends the turn.
@@ -73,6 +76,7 @@ class Turn {
   EventLog& log_;
   StateLog& state_log_;
   CoreOutput output_;
+  v1::LogEntry log_entry_;
   std::set<JobId> persist_;
   std::set<JobId> progressed_;
   std::set<JobId> changed_;

@@ -74,6 +74,7 @@ void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
   batch.Delete(Table::kWorkers, id.value());
   --by_state_[found->second.row.state()];
   entries_.erase(found);
+  away_.erase(id);
   untallied_.insert(id);
   slots_.Remove(id);
 }
@@ -267,6 +268,13 @@ bool WorkerTable::TallyIsRight() const {
 
 void WorkerTable::Refresh(const WorkerEntry& worker) {
   untallied_.insert(worker.id());
+  const bool ready_by_row =
+      worker.row.state() == v1::WORKER_STATE_READY && !worker.row.has_cordon();
+  if (ready_by_row && !worker.Ready()) {
+    away_.insert(worker.id());
+  } else {
+    away_.erase(worker.id());
+  }
   if (worker.row.state() == v1::WORKER_STATE_LOST) return slots_.Remove(worker.id());
   WorkerView now = ViewOf(worker);
   if (const WorkerView* known = slots_.Find(worker.id()); known != nullptr && *known == now) return;

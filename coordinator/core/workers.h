@@ -119,6 +119,9 @@ class WorkerTable {
   bool TallyIsRight() const;
 
   static void Persist(const WorkerEntry& worker, Turn& turn);
+  // Workers that would be Ready() by their rows, and are not: they are not connected, or have
+  // processes of ended attempts.
+  const std::set<WorkerId>& away() const { return away_; }
   // The slots of all workers that are not lost.
   SlotIndex& slots() { return slots_; }
   // False: the index of slots differs from what the entries say.
@@ -134,6 +137,7 @@ class WorkerTable {
   std::map<WorkerId, WorkerEntry> entries_;
   SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;
+  std::set<WorkerId> away_;
   std::map<JobId, int64_t> held_by_;  // none of the numbers is 0
   FleetTally tally_;
   std::map<WorkerId, FleetTally> tallies_;  // what each worker has added to tally_

@@ -15,7 +15,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/core.h"
+#include "coordinator/core/decision_replay.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/state_log.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::coordinator {
@@ -25,6 +27,15 @@ namespace muster::coordinator {
 class CoreTest : public ::testing::Test {
  protected:
   CoreTest() { Restart(); }
+  // Whatever a test does, its plans can be made again from the log.
+  ~CoreTest() override {
+    DecisionReplay decisions;
+    if (!Replay(*store_, nullptr, 0, &decisions).ok()) return;  // it has damaged the store
+    for (const DecisionDifference& difference : decisions.report().differences) {
+      ADD_FAILURE() << "entry " << difference.entry << ": job " << difference.job << " "
+                    << difference.then << "; by a plan made again: " << difference.now;
+    }
+  }
 
   void Restart() {
     CoreOutput output;

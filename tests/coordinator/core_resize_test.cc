@@ -108,6 +108,31 @@ TEST_F(ResizeTest, Start_TakesTheLargestSizeThatFits) {
   EXPECT_FALSE(sent.resources().has_rank_range());
 }
 
+TEST_F(ResizeTest, JobThatStopsToResize_DoesNotLoseTheSlotsThatItStillHolds) {
+  SessionOpened hello = HelloOf("w", 4);
+  session_ = hello.session;
+  Handle(hello);
+  Follow();
+  SubmitSpec(Elastic("job", 1, 4, 10));
+  Train("job");
+  const v1::Job before = Job();
+  ASSERT_EQ(before.ranks_size(), 4);
+  EXPECT_OK(Resize("job", 2).status);
+  v1::JobSpec low = Spec(1);
+  low.set_name("low");
+  low.set_priority(5);
+  SubmitSpec(low);
+  v1::JobSpec urgent = Spec(3);
+  urgent.set_name("urgent");
+  urgent.set_priority(90);
+  SubmitSpec(urgent);
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RESIZING);
+  EXPECT_EQ(Get("low").state(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(Get("urgent").state(), v1::JOB_STATE_QUEUED);
+  Report(before, v1::RANK_STATE_RELEASED, v1::CAUSE_RESIZED);
+  EXPECT_NE(Job().state(), v1::JOB_STATE_RESIZING);
+}
+
 TEST_F(ResizeTest, TooSmallACluster_IsWaitedForWithTheSmallestSize) {
   SubmitSpec(Elastic("job", 2, 4));
   EXPECT_EQ(WaitOf("job").ranks(), 2);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "coordinator/core/decision_replay.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/core/state_log.h"
 #include "muster/v1/stored.pb.h"
@@ -331,11 +332,23 @@ void World::CheckRecovery() {
   // once, this one a minute after its last plan at the latest.
   if (core_->WouldDecide(CoreNow())) return Count("recovery not compared: a plan is due");
   Count("recovery compared");
-  const absl::StatusOr<coordinator::Replayed> replayed = coordinator::Replay(*store_, nullptr, 0);
+  // Every plan since the beginning is made again, so that now and then is enough.
+  const bool again = result_.counts["recovery compared"] % 4 == 0;
+  coordinator::DecisionReplay decisions;
+  const absl::StatusOr<coordinator::Replayed> replayed =
+      coordinator::Replay(*store_, nullptr, 0, again ? &decisions : nullptr);
   if (!replayed.ok()) return Violate(absl::StrCat("replay: ", replayed.status().ToString()));
   for (const std::string& difference : replayed->differences) {
     Violate(absl::StrCat("the state is not the fold of its log: ", difference));
   }
+  for (const coordinator::DecisionDifference& difference : decisions.report().differences) {
+    Violate(absl::StrCat("entry ", difference.entry, ": job ", difference.job, " ", difference.then,
+                         ", by a plan made again ", difference.now));
+  }
+  for (const auto& [reason, plans] : decisions.report().not_comparable) {
+    Count(absl::StrCat("plan not made again: ", reason));
+  }
+  if (decisions.report().plans > 0) Count("plans made again");
   CheckLedger();
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> other =

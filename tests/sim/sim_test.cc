@@ -129,6 +129,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "USAGE_CLASS_REPLAYED",
                            "queues defined",
                            "recovery compared",
+                           "plans made again",
                            "stopped at a step boundary",
                            "time limit reached",
                            "EVENT_KIND_SLOTS_KEPT",
