@@ -191,8 +191,8 @@ void World::CheckCordons(const v1::Event& event) {
   }
 }
 
-// What the jobs of a tenant hold, by the events, is within what they may in their queue and in those
-// above it.
+// What the jobs of a tenant hold, by the events, is within what they may in their queue and in
+// those above it.
 void World::CheckTenants(const v1::Event& event) {
   if (options_.faults == Faults::kRestore) return;  // events since the backup are forgotten
   if (event.kind() == v1::EVENT_KIND_ATTEMPT_ENDED) {

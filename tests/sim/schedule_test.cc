@@ -1,6 +1,7 @@
-// The scheduler alone against what docs/queues.md promises: random queues, clusters and jobs, planned
-// after every event for a simulated day. After every event limits hold to the device, for queues and
-// tenants; no job that was stopped could have been left alone; and no gang waits beyond the bound.
+// The scheduler alone against what docs/queues.md promises: random queues, clusters and jobs,
+// planned after every event for a simulated day. After every event limits hold to the device, for
+// queues and tenants; no job that was stopped could have been left alone; and no gang waits beyond
+// the bound.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -201,7 +202,10 @@ class Day {
       });
     }
     const WaitingJob& job = *queue_.Find(preempt.job);
-    kept_[job.id] = {job.queue, job.priority, job.device, job.tenant,
+    kept_[job.id] = {job.queue,
+                     job.priority,
+                     job.device,
+                     job.tenant,
                      {preempt.eviction.slots.begin(), preempt.eviction.slots.end()}};
     HoldKept(slots_, kept_);
   }
@@ -245,7 +249,8 @@ class Day {
         if (std::count(path.begin(), path.end(), static_cast<int>(of)) == 0) continue;
         int64_t held = 0;
         for (const WorkerId& worker : slots_.WorkersOf(id)) {
-          for (const SlotView& slot : slots_.Find(worker)->slots) held += slot.held_by == id ? 1 : 0;
+          for (const SlotView& slot : slots_.Find(worker)->slots)
+            held += slot.held_by == id ? 1 : 0;
         }
         devices += held;
         tenants[job.tenant] += held;
@@ -268,8 +273,8 @@ class Day {
     }
   }
 
-  // Had one of those that are stopped been left alone, the job would not fit. What fits beside fewer
-  // jobs fits beside none of them too, so that then no part of them would have been enough.
+  // Had one of those that are stopped been left alone, the job would not fit. What fits beside
+  // fewer jobs fits beside none of them too, so that then no part of them would have been enough.
   void CheckNeeded(const Preempt& preempt) {
     const WaitingJob& job = *queue_.Find(preempt.job);
     for (const JobId& spared : preempt.eviction.stopped) {
@@ -328,8 +333,9 @@ class Day {
       const absl::Duration waits = now() - known->second.second;
       if (waits > kTurnAfter) ++met_.overdue;
       if (waits > most) {
-        Break(absl::StrCat(first->id.value(), " of ", first->ranks, " ranks in ", name, " waits for ",
-                           absl::FormatDuration(waits), " as the first of its queue"));
+        Break(absl::StrCat(first->id.value(), " of ", first->ranks, " ranks in ", name,
+                           " waits for ", absl::FormatDuration(waits),
+                           " as the first of its queue"));
       }
     }
   }
