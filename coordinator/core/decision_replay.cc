@@ -272,7 +272,10 @@ absl::StatusOr<bool> DecisionReplay::Cluster::PutIn(const JobId& id, const Logge
   }
   if (!part.kept.empty()) scheduling_.Keep(id, KeptFor(job));
   if (!job.has_attempt()) {
-    const bool waits = job.state.after().empty() && job.state.state() != v1::JOB_STATE_HELD;
+    // A task of an array has entered its queue when its turn has come.
+    const bool admitted = !job.spec().has_array_task() || job.state.has_queued();
+    const bool waits =
+        admitted && job.state.after().empty() && job.state.state() != v1::JOB_STATE_HELD;
     if (waits) scheduling_.Add(AsWaiting(job, reservations_));
     return true;
   }

@@ -194,9 +194,9 @@ class Search {
   bool GroupsMayFit() const {
     const int unit = UnitOf(job_, search_.slots.Of(job_.device));
     if (unit == 1 || !job_.reservations.empty()) return true;
-    int64_t room = 0;
+    int64_t slots_in_groups = 0;
     for (const auto& [free, workers] : search_.slots.Of(job_.device).workers_by_free) {
-      room += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
+      slots_in_groups += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
     }
     std::map<const WorkerView*, int> more;  // slots that its free ones would be joined by
     const auto add = [&](const JobId& id) {
@@ -214,9 +214,9 @@ class Search {
     add(job_.id);
     for (const auto& [worker, slots] : more) {
       const int free = FreeSlots(*worker, job_.device);
-      room += (free + slots) / unit * unit - free / unit * unit;
+      slots_in_groups += (free + slots) / unit * unit - free / unit * unit;
     }
-    return room >= job_.ranks;
+    return slots_in_groups >= job_.ranks;
   }
 
   int QueueCount() const { return static_cast<int>(search_.tree.queues().size()); }

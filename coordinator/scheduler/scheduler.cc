@@ -354,10 +354,14 @@ class Planner {
     }
   }
 
-  // Slots that are kept for the job are free again.
+  // Slots that are kept for the job are free again, or will be once it has ended.
   void GiveUp(const JobId& job) {
     Changed();
-    for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    // One that stops to be resized holds the slots on which it runs until it has ended, and those
+    // that are kept for it look the same in the index.
+    if (!running_.Contains(job)) {
+      for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    }
     Uncount(kept_.find(job)->second);
     kept_.erase(job);
   }

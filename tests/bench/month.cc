@@ -1,4 +1,4 @@
-// A simulated month of a cluster of 2,048 workers x 8 devices that fail as Llama 3's did, planned by
+// A simulated month of 2,048 workers x 8 devices that fail as Llama 3's did, planned by
 // the real scheduler: Plan() after every event, as in the coordinator. Beside it the same jobs and
 // the same faults under "restart everything, FIFO". Prints one line of JSON for each.
 //
@@ -43,11 +43,11 @@ struct Fault {
   absl::Duration out;              // the worker gets no ranks for so long
   bool announced;                  // Muster drains the worker at a step boundary
 };
-// A rank that ends is noticed within 2.3 s (tests/gpu/product.py); a host that is silent is given up
-// after 30 s; a hang ends after 10 minutes (docs/operations.md). A PyTorch job that does not lose
-// a process waits for the timeout of its collectives, 10 minutes; torchrun notices processes that
-// end within its poll and stops the others. Hardware is out for four hours, a planned change of a
-// host takes one.
+// A rank that ends is noticed within 2.3 s (tests/gpu/product.py); a host that is silent is given
+// up after 30 s; a hang ends after 10 minutes (docs/operations.md). A PyTorch job that does not
+// lose a process waits for the timeout of its collectives, 10 minutes; torchrun notices processes
+// that end within its poll and stops the others. Hardware is out for four hours, a planned change
+// of a host takes one.
 constexpr Fault kFaults[] = {
     {"device", 268, absl::Milliseconds(2300), absl::Seconds(30), absl::Hours(4), false},
     {"process", 56, absl::Milliseconds(2300), absl::Seconds(30), absl::ZeroDuration(), false},
@@ -63,14 +63,15 @@ constexpr absl::Duration kLaunch = absl::Seconds(3);
 absl::Duration InitialiseOf(int64_t ranks) {
   return absl::Seconds(8) + static_cast<double>(ranks) * absl::Microseconds(500);
 }
-// The peer, which launches everything anew: SageMaker HyperPod puts a recovery of this kind at 15 to
-// 30 minutes; a launch that follows no failure is given five.
+// The peer, which launches everything anew: SageMaker HyperPod puts a recovery of this kind at 15
+// to 30 minutes; a launch that follows no failure is given five.
 constexpr absl::Duration kRelaunchOfPeer = absl::Minutes(15);
 constexpr absl::Duration kLaunchOfPeer = absl::Minutes(5);
 // Processes end, ports close, device memory is free again.
 constexpr absl::Duration kRelease = absl::Seconds(2);
-// A checkpoint holds 12 bytes for each of 405e9 parameters on 512 workers. Storage takes 2 TB/s from
-// 2,048 workers (Llama 3's report), so that one writes and reads 1 GB/s. Training waits for it.
+// A checkpoint holds 12 bytes for each of 405e9 parameters on 512 workers. Storage takes 2 TB/s
+// from 2,048 workers (Llama 3's report), so that one writes and reads 1 GB/s. Training waits for
+// it.
 constexpr double kBytesPerWorker = 12 * 405e9 / 512;
 constexpr double kBytesPerSecond = 2e12 / 2048;
 const absl::Duration kSave = absl::Seconds(kBytesPerWorker / kBytesPerSecond);
@@ -131,8 +132,7 @@ Trace MakeTrace(const Options& options) {
     double ranks = 0;
     for (const int32_t each : mix.ranks) ranks += each / static_cast<double>(mix.ranks.size());
     // Hours are spread evenly over their logarithm.
-    const double hours =
-        (mix.hours_max - mix.hours_min) / std::log(mix.hours_max / mix.hours_min);
+    const double hours = (mix.hours_max - mix.hours_min) / std::log(mix.hours_max / mix.hours_min);
     const double per_hour = options.load * mix.share * devices / (ranks * hours);
     const auto submit = [&](absl::Time at) {
       const int32_t size = mix.ranks[rng.Below(mix.ranks.size())];
@@ -183,9 +183,9 @@ enum Class {
   kReleasing,  // and saving before a stop
   kClasses,
 };
-constexpr const char* kClassNames[kClasses] = {
-    "productive", "wanted",           "launching", "initialising", "restoring",
-    "checkpoint_stall", "replayed", "hung",      "releasing"};
+constexpr const char* kClassNames[kClasses] = {"productive",   "wanted",    "launching",
+                                               "initialising", "restoring", "checkpoint_stall",
+                                               "replayed",     "hung",      "releasing"};
 
 class Month {
  public:
@@ -243,8 +243,7 @@ class Month {
     worker.path.names = {absl::StrCat("z", number / 512), absl::StrCat("b", number / 128),
                          absl::StrCat("r", number / 16), ""};
     for (int slot = 0; slot < kSlots; ++slot) {
-      worker.slots.push_back(
-          {.device = absl::StrCat("cuda:", slot), .kind = v1::DEVICE_KIND_CUDA});
+      worker.slots.push_back({.device = absl::StrCat("cuda:", slot), .kind = v1::DEVICE_KIND_CUDA});
     }
     return worker;
   }
@@ -592,15 +591,15 @@ class Month {
     // Every device-second that a job held is in one class.
     const double held = sum - seconds_[kWanted];
     CHECK(std::abs(held - held_seconds_) < 1e-3 * held) << held << " and " << held_seconds_;
-    std::printf("{\"policy\":\"%s\",\"workers\":%d,\"days\":%.0f,\"jobs\":%zu,\"finished\":%lld,"
-                "\"attempts\":%lld,\"interruptions\":%lld,\"attempts_interrupted\":%lld,"
-                "\"preempted\":%lld,\"goodput\":%.4f,\"productive_device_hours\":%.0f",
-                scheduled_ ? "muster" : "restart everything, FIFO", options_.workers,
-                absl::ToDoubleHours(end - begin_) / 24, jobs_.size(),
-                static_cast<long long>(finished_), static_cast<long long>(starts_),
-                static_cast<long long>(interruptions_), static_cast<long long>(failures_),
-                static_cast<long long>(preempted_), seconds_[kProductive] / sum,
-                seconds_[kProductive] / 3600);
+    std::printf(
+        "{\"policy\":\"%s\",\"workers\":%d,\"days\":%.0f,\"jobs\":%zu,\"finished\":%lld,"
+        "\"attempts\":%lld,\"interruptions\":%lld,\"attempts_interrupted\":%lld,"
+        "\"preempted\":%lld,\"goodput\":%.4f,\"productive_device_hours\":%.0f",
+        scheduled_ ? "muster" : "restart everything, FIFO", options_.workers,
+        absl::ToDoubleHours(end - begin_) / 24, jobs_.size(), static_cast<long long>(finished_),
+        static_cast<long long>(starts_), static_cast<long long>(interruptions_),
+        static_cast<long long>(failures_), static_cast<long long>(preempted_),
+        seconds_[kProductive] / sum, seconds_[kProductive] / 3600);
     for (int on = 0; on < kClasses; ++on) {
       std::printf(",\"%s\":%.5f", kClassNames[on], seconds_[on] / sum);
     }

@@ -364,6 +364,7 @@ void LongQueue(int workers, int jobs, int queues) {
       RunningJob job{.name = start.job.value(), .queue = waiting.Find(start.job)->queue};
       job.device = v1::DEVICE_KIND_CPU;
       job.ranks = static_cast<int32_t>(start.placements.size());
+      job.started_at = absl::UnixEpoch();
       job.min_runtime = absl::InfiniteDuration();  // nobody is stopped
       use.Count(tree, tree.Find(job.queue), job.device, job.ranks, job.tenant, 1);
       waiting.Remove(start.job);

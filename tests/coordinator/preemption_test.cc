@@ -357,6 +357,26 @@ TEST(Elastic, RunningJob_ShrinksAsLittleAsNeededBeforeAnotherOneIsStopped) {
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{});
 }
 
+TEST(Elastic, JobThatShrinksAndIsOutbid_HoldsItsSlotsUntilItHasEnded) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.AddWorker(8);  // of the other queue, so that it comes second
+  std::vector<Slot> of_other;
+  for (int device = 0; device < 8; ++device) of_other.push_back(At(1, device));
+  cluster.Run("runs", 90, of_other, absl::ZeroDuration(), "other");
+  cluster.Run("shrinks", 10, {At(0, 0), At(0, 1), At(0, 2), At(0, 3)});
+  cluster.Change("shrinks", [](RunningJob& job) { job.stopping = true; });
+  cluster.kept[JobId("shrinks")] = {"default", 10, v1::DEVICE_KIND_CPU, "", {At(0, 0), At(0, 1)}};
+  const WaitingJob winner = Wants("winner", 3, 90);
+  WaitingJob other = Wants("other", 1, 90);
+  other.queue = "other";
+  const Schedule plan = cluster.Plan({winner, other});
+  ASSERT_EQ(plan.decisions.size(), 1u) << "no slot is free yet for the other one";
+  const Eviction& eviction = std::get<Preempt>(plan.decisions[0]).eviction;
+  EXPECT_EQ(eviction.outbid, std::vector<JobId>{JobId("shrinks")});
+  EXPECT_EQ(eviction.slots.size(), 3u);
+}
+
 TEST(Elastic, WhereShrinkingIsNotEnough_OthersAreStoppedAndWhatIsLeftIsGivenBack) {
   Cluster cluster;
   cluster.AddWorker(6);

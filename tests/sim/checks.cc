@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -189,6 +190,50 @@ void World::CheckCordons(const v1::Event& event) {
     if (cordoned_.contains(std::string(worker))) {
       Violate(absl::StrCat(event.job_id(), " epoch ", event.epoch(), " was placed on ", worker,
                            ", which is cordoned"));
+    }
+  }
+}
+
+// What the jobs of a tenant hold, by the events, is within what they may in their queue and in
+// those above it.
+void World::CheckTenants(const v1::Event& event) {
+  if (options_.faults == Faults::kRestore) return;  // events since the backup are forgotten
+  if (event.kind() == v1::EVENT_KIND_ATTEMPT_ENDED) {
+    holding_.erase({event.job_id(), event.epoch()});
+    return;
+  }
+  if (event.kind() != v1::EVENT_KIND_ATTEMPT_STATE || !event.from().empty()) return;
+  // Its user may not know its id yet: that is its name, "-" and five letters.
+  const v1::JobSpec* spec = nullptr;
+  for (const auto& [request, submission] : submissions_) {
+    if (event.job_id().substr(0, event.job_id().rfind('-')) == submission.spec.name()) {
+      spec = &submission.spec;
+    }
+  }
+  int64_t ranks = 0;  // "2 rank(s) on w1, w2"
+  if (spec == nullptr ||
+      !absl::SimpleAtoi(event.message().substr(0, event.message().find(' ')), &ranks)) {
+    return Violate(absl::StrCat(event.job_id(), " was placed, but how: ", event.message()));
+  }
+  const auto tenant = spec->labels().find("tenant");
+  holding_[{event.job_id(), event.epoch()}] = {
+      tree_.Find(spec->queue()), ranks, tenant == spec->labels().end() ? "" : tenant->second};
+  for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
+    const auto limit = tree_.queues()[queue].tenant_limit[v1::DEVICE_KIND_CPU];
+    if (!limit.has_value()) continue;
+    std::map<std::string, int64_t> used;
+    for (const auto& [attempt, holds] : holding_) {
+      if (holds.queue == coordinator::QueueTree::kNone) continue;
+      const std::vector<int>& path = tree_.Path(holds.queue);
+      if (std::count(path.begin(), path.end(), static_cast<int>(queue)) > 0) {
+        used[holds.tenant] += holds.ranks;
+      }
+    }
+    for (const auto& [name, devices] : used) {
+      if (devices == *limit) Count("tenant at its limit");
+      if (devices <= *limit) continue;
+      Violate(absl::StrCat("tenant '", name, "' uses ", devices, " of ", *limit, " in queue ",
+                           tree_.queues()[queue].name));
     }
   }
 }

@@ -290,6 +290,7 @@ void World::SeeEvent(const v1::Event& event) {
   }
   CheckFencing(event);
   CheckCordons(event);
+  CheckTenants(event);
   Count(v1::EventKind_Name(event.kind()));
 }
 

@@ -128,6 +128,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "USAGE_CLASS_AWAY",
                            "USAGE_CLASS_REPLAYED",
                            "queues defined",
+                           "tenant at its limit",
                            "recovery compared",
                            "plans made again",
                            "stopped at a step boundary",

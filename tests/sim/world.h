@@ -240,6 +240,7 @@ class World {
   void CheckReplay(const Process& process, int64_t replayed);
   void CheckFencing(const v1::Event& event);
   void CheckCordons(const v1::Event& event);
+  void CheckTenants(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckHistory(const v1::Job& job);
   void CheckJob(const v1::Job& job, bool history);
@@ -323,6 +324,13 @@ class World {
   std::map<std::string, v1::JobState> final_states_;             // job id -> as first acknowledged
   std::set<JobEpoch> allocated_;                                 // every attempt that ever was
   std::set<std::string> cordoned_;                               // workers, by the events
+  // What attempts hold, by the events.
+  struct Holds {
+    int queue = coordinator::QueueTree::kNone;
+    int64_t ranks = 0;
+    std::string tenant;
+  };
+  std::map<JobEpoch, Holds> holding_;
   uint64_t last_event_ = 0;
   bool faults_on_ = true;
   uint64_t hash_ = 14695981039346656037ull;  // FNV-1a

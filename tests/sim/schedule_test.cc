@@ -1,0 +1,384 @@
+// The scheduler alone against what docs/queues.md promises: random queues, clusters and jobs,
+// planned after every event for a simulated day. After every event limits hold to the device, for
+// queues and tenants; no job that was stopped could have been left alone; and no gang waits beyond
+// the bound.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/rng.h"
+#include "coordinator/scheduler/placement.h"
+#include "coordinator/scheduler/queue_tree.h"
+#include "coordinator/scheduler/scheduler.h"
+#include "tests/sim/queue.h"
+
+namespace muster::coordinator {
+namespace {
+
+constexpr absl::Duration kDay = absl::Hours(24);
+constexpr absl::Duration kTurnAfter = absl::Hours(2);
+constexpr absl::Duration kRuntimeMax = absl::Hours(1);
+constexpr absl::Duration kStopTakes = absl::Seconds(10);
+
+// What a day met, so that a test can require that it did.
+struct Met {
+  int64_t started = 0, stopped = 0, at_tenant_limit = 0, overdue = 0;
+};
+
+class Day {
+ public:
+  // `fair`: jobs of one priority in queues without quota, where the bound of waiting holds for all.
+  Day(uint64_t seed, bool fair) : rng_(seed), fair_(fair) {
+    v1::QueuePolicy policy;
+    const int count = 2 + static_cast<int>(rng_.Below(3));
+    for (int i = 0; i < count; ++i) {
+      v1::QueueSpec& queue = *policy.add_queues();
+      queue.set_name(absl::StrCat("q", i));
+      queue.set_weight(fair ? (i == 0 ? 0.01 : 1) : static_cast<double>(1 + rng_.Below(3)));
+      if (i > 0 && rng_.Chance(0.3)) {
+        queue.set_parent(absl::StrCat("q", rng_.Below(static_cast<uint64_t>(i))));
+      } else if (!fair) {
+        (*queue.mutable_guaranteed())["cpu"] = static_cast<int64_t>(rng_.Below(9));
+      }
+      if (fair) continue;
+      if (rng_.Chance(0.5)) {
+        (*queue.mutable_borrowing_limit())["cpu"] = static_cast<int64_t>(4 + rng_.Below(12));
+      }
+      if (rng_.Chance(0.3)) queue.set_running_jobs_max(static_cast<int32_t>(2 + rng_.Below(4)));
+      if (rng_.Chance(0.5)) {
+        (*queue.mutable_tenant_limit())["cpu"] = static_cast<int64_t>(4 + rng_.Below(8));
+      }
+    }
+    policy.mutable_turn_after()->set_seconds(absl::ToInt64Seconds(kTurnAfter));
+    tree_ = *QueueTree::Make(policy);
+    use_ = QueueUse(tree_);
+    for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
+      if (tree_.queues()[queue].leaf) leaves_.push_back(tree_.queues()[queue].name);
+    }
+    const int workers = 2 + static_cast<int>(rng_.Below(4));
+    for (int i = 0; i < workers; ++i) {
+      WorkerView worker{.id = WorkerId(absl::StrCat("w", i)), .ready = true};
+      worker.path.names[2] = absl::StrCat("rack", i % 2);
+      const int slots = 2 + static_cast<int>(rng_.Below(7));
+      for (int slot = 0; slot < slots; ++slot) {
+        worker.slots.push_back({.device = absl::StrCat("cpu:", slot)});
+      }
+      total_ += slots;
+      slots_.Put(std::move(worker));
+    }
+  }
+
+  // The first promise that was broken; empty: none.
+  std::string Play(Met& met) {
+    const absl::Time begin = time_.now();
+    // Half more than there is room for.
+    const double per_hour = 1.5 * total_ / (0.3 * total_ * 0.5);
+    for (absl::Duration at; at < kDay; at += absl::Hours(2 * rng_.Uniform() / per_hour)) {
+      time_.At(begin + at, [this] { Submit(); });
+    }
+    while (broken_.empty() && time_.Step(begin + kDay)) {
+      CheckLimits();
+      if (fair_) CheckWaiting();
+    }
+    met.started += met_.started;
+    met.stopped += met_.stopped;
+    met.at_tenant_limit += met_.at_tenant_limit;
+    met.overdue += met_.overdue;
+    return broken_;
+  }
+
+ private:
+  void Submit() {
+    WaitingJob job;
+    job.submit_sequence = ++sequence_;
+    job.id = JobId(absl::StrCat("job-", sequence_));
+    job.name = job.id.value();
+    job.queue = leaves_[rng_.Below(leaves_.size())];
+    job.priority = fair_ ? 50 : static_cast<int32_t>(rng_.Below(3)) * 40;
+    const double part = rng_.Uniform();
+    job.ranks = 1 + static_cast<int32_t>(part * part * part * total_);
+    if (rng_.Chance(0.3)) job.tenant = "other";
+    job.runtime = absl::Minutes(1) + rng_.Uniform() * (kRuntimeMax - absl::Minutes(1));
+    job.queued_at = time_.now();
+    if (!tree_.CheckJob(job.queue, job.device, job.ranks).ok()) job.ranks = 1;
+    queue_.Add(job);
+    Due();
+  }
+
+  void Due() {
+    if (std::exchange(due_, true)) return;
+    time_.At(time_.now(), [this] {
+      due_ = false;
+      Decide();
+    });
+  }
+
+  void Decide() {
+    const Schedule plan =
+        Plan({slots_, running_, kept_, tree_, use_, history_}, queue_, SchedulePolicy(), now());
+    for (const Explanation& explanation : plan.explanations) {
+      const v1::WaitCode code = explanation.reason().code();
+      if (code == v1::WAIT_CODE_TENANT_LIMIT) ++met_.at_tenant_limit;
+    }
+    for (const Decision& decision : plan.decisions) {
+      if (const auto* start = std::get_if<Start>(&decision)) {
+        Begin(*start);
+      } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
+        CheckNeeded(*preempt);
+        Stop(*preempt);
+      } else if (const auto* give_up = std::get_if<GiveUpKept>(&decision)) {
+        Drop(give_up->job);
+      }
+    }
+    again_ = std::min(plan.wake_at, plan.again_at);
+    if (again_ == absl::InfiniteFuture()) return;
+    time_.At(again_, [this, at = again_] {
+      if (again_ == at) Due();
+    });
+  }
+
+  absl::Time now() const { return time_.now(); }
+  void Use(const RunningJob& job, int sign) {
+    history_.Accrue(tree_, use_, tree_.Find(job.queue), now());
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign);
+  }
+
+  void Begin(const Start& start) {
+    Drop(start.job);
+    const WaitingJob job = *queue_.Find(start.job);
+    RunningJob running;
+    running.name = job.name;
+    running.queue = job.queue;
+    running.priority = job.priority;
+    running.ranks = job.ranks;
+    running.started_at = running.saved_at = now();
+    running.min_runtime = absl::Seconds(30);
+    running.ends_at = now() + job.runtime;
+    running.tenant = job.tenant;
+    running_.Put(job.id, running);
+    Use(running, 1);
+    if (start.in_turn) history_.TookTurn(job.queue, now());
+    for (const v1::Placement& placement : start.placements) {
+      slots_.SetHolder(WorkerId(placement.worker()), placement.device(), job.id);
+    }
+    queue_.Remove(job.id);
+    first_since_.erase(job.queue);
+    waited_.insert_or_assign(job.id, job);
+    ++met_.started;
+    time_.At(running.ends_at, [this, id = job.id, at = running.started_at] {
+      const RunningJob* ends = running_.Find(id);
+      if (ends != nullptr && !ends->stopping && ends->started_at == at) End(id);
+    });
+  }
+  void End(const JobId& id) {
+    Use(*running_.Find(id), -1);
+    running_.Remove(id);
+    Free(slots_, id);
+    HoldKept(slots_, kept_);
+    Due();
+  }
+  void Stop(const Preempt& preempt) {
+    for (const JobId& id : preempt.eviction.outbid) Drop(id);
+    for (const JobId& id : preempt.eviction.stopped) {
+      ++met_.stopped;
+      RunningJob running = *running_.Find(id);
+      running.stopping = true;
+      const absl::Duration left = std::max(absl::Minutes(1), running.ends_at - now());
+      running_.Put(id, running);
+      time_.After(kStopTakes, [this, id, left] {
+        End(id);
+        WaitingJob job = waited_.at(id);
+        job.runtime = left;
+        job.queued_at = now();
+        queue_.Add(std::move(job));
+      });
+    }
+    const WaitingJob& job = *queue_.Find(preempt.job);
+    kept_[job.id] = {job.queue,
+                     job.priority,
+                     job.device,
+                     job.tenant,
+                     {preempt.eviction.slots.begin(), preempt.eviction.slots.end()}};
+    HoldKept(slots_, kept_);
+  }
+  void Drop(const JobId& id) {
+    if (kept_.erase(id) != 0) Free(slots_, id);
+  }
+  static void Free(SlotIndex& slots, const JobId& holder) {
+    for (const WorkerId& worker : std::set<WorkerId>(slots.WorkersOf(holder))) {
+      for (const SlotView& slot : std::vector<SlotView>(slots.Find(worker)->slots)) {
+        if (slot.held_by == holder) slots.SetHolder(worker, slot.device, JobId());
+      }
+    }
+  }
+  static void HoldKept(SlotIndex& slots, const KeptSlots& kept) {
+    for (const auto& [id, of] : kept) {
+      for (const Slot& slot : of.slots) {
+        for (const SlotView& view : slots.Find(slot.worker)->slots) {
+          if (view.device == slot.device && !view.held()) {
+            slots.SetHolder(slot.worker, slot.device, id);
+            break;
+          }
+        }
+      }
+    }
+  }
+
+  // ---- what is promised
+
+  void Break(const std::string& what) {
+    if (broken_.empty()) broken_ = absl::StrCat(absl::FormatTime(now()), ": ", what);
+  }
+
+  // Counts anew what jobs hold.
+  void CheckLimits() {
+    for (size_t of = 0; of < tree_.queues().size(); ++of) {
+      const QueueTree::Queue& queue = tree_.queues()[of];
+      int64_t devices = 0, jobs = 0;
+      std::map<std::string, int64_t> tenants;
+      for (const auto& [id, job] : running_.all()) {
+        const std::vector<int>& path = tree_.Path(tree_.Find(job.queue));
+        if (std::count(path.begin(), path.end(), static_cast<int>(of)) == 0) continue;
+        int64_t held = 0;
+        for (const WorkerId& worker : slots_.WorkersOf(id)) {
+          for (const SlotView& slot : slots_.Find(worker)->slots)
+            held += slot.held_by == id ? 1 : 0;
+        }
+        devices += held;
+        tenants[job.tenant] += held;
+        ++jobs;
+      }
+      const auto& limit = queue.limit[v1::DEVICE_KIND_CPU];
+      const auto& tenant_limit = queue.tenant_limit[v1::DEVICE_KIND_CPU];
+      if (limit.has_value() && devices > *limit) {
+        Break(absl::StrCat(queue.name, " uses ", devices, " of ", *limit));
+      }
+      if (queue.running_jobs_max.has_value() && jobs > *queue.running_jobs_max) {
+        Break(absl::StrCat(queue.name, " runs ", jobs, " of ", *queue.running_jobs_max));
+      }
+      for (const auto& [tenant, used] : tenants) {
+        if (tenant_limit.has_value() && used > *tenant_limit) {
+          Break(absl::StrCat("tenant '", tenant, "' uses ", used, " of ", *tenant_limit, " in ",
+                             queue.name));
+        }
+      }
+    }
+  }
+
+  // Had one of those that are stopped been left alone, the job would not fit. What fits beside
+  // fewer jobs fits beside none of them too, so that then no part of them would have been enough.
+  void CheckNeeded(const Preempt& preempt) {
+    const WaitingJob& job = *queue_.Find(preempt.job);
+    for (const JobId& spared : preempt.eviction.stopped) {
+      SlotIndex slots = slots_;
+      QueueUse use = use_;
+      KeptSlots kept = kept_;
+      std::set<JobId> gone(preempt.eviction.stopped.begin(), preempt.eviction.stopped.end());
+      gone.erase(spared);
+      for (const auto& [id, running] : running_.all()) {
+        if (running.stopping) gone.insert(id);
+      }
+      for (const JobId& id : preempt.eviction.outbid) {
+        Free(slots, id);
+        kept.erase(id);
+      }
+      Free(slots, job.id);
+      kept.erase(job.id);
+      for (const JobId& id : gone) {
+        const RunningJob& running = *running_.Find(id);
+        Free(slots, id);
+        use.Count(tree_, tree_.Find(running.queue), running.device, running.ranks, running.tenant,
+                  -1);
+      }
+      HoldKept(slots, kept);
+      for (const auto& [id, of] : kept) {
+        use.Count(tree_, tree_.Find(of.queue), of.device, static_cast<int64_t>(of.slots.size()),
+                  of.tenant, 1);
+      }
+      if (FindLimit(tree_, use, tree_.Find(job.queue), job.device, job.ranks, job.tenant)
+              .has_value()) {
+        continue;
+      }
+      SlotIndex::Trial trial(slots);
+      if (PlaceGang(trial, job).has_value()) {
+        Break(absl::StrCat(spared.value(), " is stopped in vain for ", job.id.value()));
+      }
+    }
+  }
+
+  // A gang that is first in its queue waits for turn_after, then for those that run, and as often
+  // again as a gang of another queue had waited for longer.
+  void CheckWaiting() {
+    const absl::Duration most =
+        kTurnAfter + static_cast<double>(leaves_.size()) * kRuntimeMax + kSharesInterval;
+    for (const auto& [name, shapes] : queue_.queues()) {
+      const WaitingJob* first = nullptr;
+      for (const auto& [shape, jobs] : shapes) {
+        const WaitingJob& job = jobs.begin()->second;
+        if (first == nullptr || job.order() < first->order()) first = &job;
+      }
+      const auto known = first_since_.find(name);
+      if (known == first_since_.end() || known->second.first != first->id) {
+        first_since_[name] = {first->id, now()};
+        continue;
+      }
+      const absl::Duration waits = now() - known->second.second;
+      if (waits > kTurnAfter) ++met_.overdue;
+      if (waits > most) {
+        Break(absl::StrCat(first->id.value(), " of ", first->ranks, " ranks in ", name,
+                           " waits for ", absl::FormatDuration(waits),
+                           " as the first of its queue"));
+      }
+    }
+  }
+
+  Rng rng_;
+  const bool fair_;
+  sim::Queue time_;
+  std::vector<std::string> leaves_;
+  int total_ = 0;
+  QueueTree tree_;
+  QueueUse use_{tree_};
+  QueueHistory history_;
+  SlotIndex slots_;
+  RunningJobs running_;
+  KeptSlots kept_;
+  WaitingQueue queue_;
+  std::map<JobId, WaitingJob> waited_;  // as they were before they started
+  std::map<std::string, std::pair<JobId, absl::Time>> first_since_;  // by queue
+  uint64_t sequence_ = 0;
+  bool due_ = false;
+  absl::Time again_ = absl::InfiniteFuture();
+  Met met_;
+  std::string broken_;
+};
+
+TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
+  Met met;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/false).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.started, 5'000);
+  EXPECT_GT(met.stopped, 500);
+  EXPECT_GT(met.at_tenant_limit, 500);
+}
+
+TEST(ScheduledDay, WithUnequalShares_NoGangWaitsBeyondTheBound) {
+  Met met;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/true).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.started, 1'000);
+  EXPECT_GT(met.overdue, 100);
+}
+
+}  // namespace
+}  // namespace muster::coordinator
