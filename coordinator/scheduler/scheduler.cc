@@ -319,9 +319,12 @@ class Planner {
     }
   }
 
-  // Slots that are kept for the job are free again.
+  // Slots that are kept for the job are free again. Those of one that is being resized count as
+  // taken until the next plan: the index does not tell them from those that its ranks still hold.
   void GiveUp(const JobId& job) {
-    for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    if (!running_.Contains(job)) {
+      for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+    }
     Uncount(kept_.find(job)->second);
     kept_.erase(job);
   }
