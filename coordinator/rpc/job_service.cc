@@ -92,6 +92,14 @@ class JobService : public v1::JobService::CallbackService {
       return Finish(reactor, "SubmitArray", valid);
     }
     if (request->validate_only()) {
+      for (size_t i = 0; i < tasks.size(); ++i) {
+        const absl::Status fixed = spec::FixDeadline(tasks[i], shell_.clock().Now());
+        if (!fixed.ok()) {
+          return Finish(
+              reactor, "SubmitArray",
+              absl::Status(fixed.code(), absl::StrCat("task ", i, ": ", fixed.message())));
+        }
+      }
       response->mutable_array()->set_array(first.array_task().array());
       response->mutable_array()->set_tasks(request->tasks_size());
       return Finish(reactor, "SubmitArray", absl::OkStatus());
