@@ -59,6 +59,12 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
       return absl::InvalidArgumentError(
           absl::StrCat(who, "device name '", device.name(), "' is empty or not unique"));
     }
+    if (!v1::DeviceKind_IsValid(device.kind())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          who, "device ", spec::Quoted(device.name()), " is of a kind, ",
+          static_cast<int>(device.kind()),
+          ", that this coordinator does not know; upgrade the coordinator before its workers"));
+    }
   }
   for (const std::string& address : {hello.address(), hello.outside_address()}) {
     if (!address.empty() && (!IsIpAddress(address) || IsWildcardAddress(address))) {

@@ -267,6 +267,17 @@ TEST_F(CoreTest, GangAcrossHosts_GetsAddressesThatOthersReach) {
   }
 }
 
+TEST_F(CoreTest, HelloWithADeviceOfAKindThatIsNotKnown_IsRefused) {
+  SessionOpened hello = HelloOf("w", 0);
+  v1::Device& device = *hello.hello.add_devices();
+  device.set_name("cpu:2");
+  device.set_kind(static_cast<v1::DeviceKind>(5));
+  Handle(hello);
+  ASSERT_EQ(Actions<CloseAction>().size(), 1u);
+  EXPECT_THAT(Actions<CloseAction>()[0].status,
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is of a kind, 5")));
+}
+
 TEST_F(CoreTest, HelloWithAnAddressThatNobodyCanDial_IsRefused) {
   for (const char* address : {"worker-1", "0.0.0.0", "::", "10.0.0.1:20000"}) {
     SessionOpened hello = HelloOf("w", 0);
