@@ -22,8 +22,8 @@ void CheckArrayTask(const v1::JobSpec& spec, Checker& check) {
   const v1::ArrayTask& task = spec.array_task();
   check.InRange("array_task.tasks", task.tasks(), 1, kArrayTasksMax);
   if (task.index() < 0 || task.index() >= task.tasks()) {
-    check.Add("array_task.index", task.index(), " is not in 0 to tasks - 1 (", task.tasks() - 1,
-              ")");
+    check.Add("array_task.index", task.index(), " is not in 0 to tasks - 1 (",
+              int64_t{task.tasks()} - 1, ")");
   }
   check.NotNegative("array_task.max_running", static_cast<int64_t>(task.max_running()));
   if (spec.name() != absl::StrCat(task.array(), "-", task.index())) {
