@@ -499,6 +499,18 @@ TEST_F(ProcessTest, LogWriter_Reopened_GoesOnAtItsOffset) {
   EXPECT_THAT(ReadLog(directory_ + "/none", 0, 1).status(), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ProcessTest, LogOfWhatPrintsNothing_IsEmptyAndTakesNoFile) {
+  const std::string log = directory_ + "/silent";
+  ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {}));
+  ASSERT_OK_AND_ASSIGN(const LogChunk chunk, ReadLog(log, 0, 100));
+  EXPECT_EQ(chunk.data, "");
+  EXPECT_TRUE(chunk.end);
+  EXPECT_THAT(PosixFileSystem()->List(log).value(), IsEmpty());
+  ASSERT_OK(writer.Append("late", absl::UnixEpoch()));
+  ASSERT_OK_AND_ASSIGN(const LogChunk later, ReadLog(log, 0, 100));
+  EXPECT_EQ(later.data, "late");
+}
+
 TEST_F(ProcessTest, LogFiles_TellWhenTheirBytesCame) {
   const std::string log = directory_ + "/log";
   ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 2}));

@@ -122,7 +122,8 @@ void CommandRank::WriteExit(v1::Cause cause, const std::string& message) {
   report.set_cause(cause);
   report.set_message(message);
   *report.mutable_progress() = progress_.progress();
-  const absl::Status written = PosixFileSystem()->WriteAtomically(
+  // Not synced: after a crash of the machine a rank that no daemon has reported was lost with it.
+  const absl::Status written = PosixFileSystem()->WriteUnsynced(
       assignment_.run_directory() + kRankExitFile, report.SerializeAsString());
   if (!written.ok()) Say(absl::StrCat("cannot write the exit report: ", written.ToString()));
 }
@@ -306,8 +307,10 @@ int CommandRank::Run() {
   // The daemon finds commits that it has not taken in the run directory, and the last progress in
   // the exit report, so that nothing has to be waited for.
   const bool failed = !WIFEXITED(status_) || WEXITSTATUS(status_) != 0;
-  WriteExit(v1::CAUSE_UNSPECIFIED,
-            failed ? ReadErrorFile(assignment_.run_directory() + kCommandErrorFile) : "");
+  if (failed || progress_.progress().reports()) {
+    WriteExit(v1::CAUSE_UNSPECIFIED,
+              failed ? ReadErrorFile(assignment_.run_directory() + kCommandErrorFile) : "");
+  }
   return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
 }
 

@@ -213,7 +213,8 @@ absl::Status Host::Launch(const StartRank& action) {
   RETURN_IF_ERROR(files->MakeDirectory(run_directory));
   v1::RankAssignment assignment = action.assignment;
   std::string assignment_path = run_directory + kAssignmentFile;
-  RETURN_IF_ERROR(files->WriteAtomically(assignment_path, assignment.SerializeAsString()));
+  // After a crash of the machine it has no rank to be read by.
+  RETURN_IF_ERROR(files->WriteUnsynced(assignment_path, assignment.SerializeAsString()));
   ASSIGN_OR_RETURN(const std::optional<security::Account> account,
                    security::AccountOf(options_.user, assignment.owner()));
   ShimOptions shim;
@@ -231,16 +232,16 @@ absl::Status Host::Launch(const StartRank& action) {
         RankFiles(run_directory).Write(kAssignmentFile, assignment.SerializeAsString()));
     shim.user = {account->uid, account->gid, account->groups, own};
   }
-  v1::HeldByRank held;
   if (options_.device_bytes) {
     if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
       held.set_device_bytes_before(*bytes);
     }
   }
-  RETURN_IF_ERROR(files->WriteAtomically(run_directory + kHeldFile, held.SerializeAsString()));
   shim.run_directory = run_directory;
   shim.working_directory = assignment.spec().working_directory();
+      v1::HeldByRank held;
   if (shim.working_directory.empty()) {
+      RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
     shim.working_directory = assignment.run_directory();
   } else {
     // Where its links led when it was allowed.
@@ -369,7 +370,7 @@ void Host::LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look) {
   }
   if (changed) {
     const absl::Status written =
-        PosixFileSystem()->WriteAtomically(RunDirectory(key) + kHeldFile, held.SerializeAsString());
+        PosixFileSystem()->WriteUnsynced(RunDirectory(key) + kHeldFile, held.SerializeAsString());
     if (!written.ok()) {
       log_->Warning("cannot record what a rank holds", {{"job", key.attempt.job.value()},
                                                         {"epoch", key.attempt.epoch.value()},
@@ -466,10 +467,14 @@ void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration wait
     }
   }
   const std::optional<uid_t> user = RankFiles(run_directory).uid();
-  for (const pid_t pid :
-       FindProcesses(session, kRunDirectoryVariable, RankDirectory(run_directory), user)) {
-    clean = false;
-    ::kill(pid, SIGKILL);
+  const std::optional<v1::ShimExit> exit = ReadShimExit(run_directory);
+  // Where the shim has found that nothing was left, nothing has to be looked for.
+  if (!exit.has_value() || !exit->left_none()) {
+    for (const pid_t pid :
+         FindProcesses(session, kRunDirectoryVariable, RankDirectory(run_directory), user)) {
+      clean = false;
+      ::kill(pid, SIGKILL);
+    }
   }
   if (clean) {
     const v1::HeldByRank held = ReadHeld(run_directory).value_or(v1::HeldByRank());

@@ -275,6 +275,7 @@ void Shim::WatchRank() {
 int Shim::Run() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   ::prctl(PR_SET_NAME, "muster-shim");
+      exit_->set_left_none(childless_);
   // Signals to end are sent to the rank; the shim ignores them, so that it can report the end.
   for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_IGN);
   sigset_t children;
