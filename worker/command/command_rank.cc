@@ -52,7 +52,8 @@ absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
   v1::RankAssignment assignment;
   if (!assignment.ParseFromString(bytes) || assignment.job_id().empty() ||
       assignment.world_size() < 1 || assignment.rank() < 0 ||
-      assignment.rank() >= assignment.world_size() || assignment.spec().command_size() == 0) {
+      assignment.rank() >= assignment.world_size() || assignment.spec().command_size() == 0 ||
+      assignment.daemon_socket().empty()) {
     return absl::InvalidArgumentError(path + " is not the assignment of a rank with a command");
   }
   return assignment;
@@ -98,7 +99,8 @@ class CommandRank {
 
  private:
   int Fail(v1::Cause cause, const std::string& message, int code);
-  absl::Status Start();
+  // Begins to talk to the daemon.
+  void Connect();
   absl::StatusOr<CommandStart> Agree();
   // The status of execve, in the child's place.
   absl::Status Launch(const std::string& program, const std::vector<std::string>& environment);
@@ -111,6 +113,8 @@ class CommandRank {
   CommandProgress progress_;
   ProgressFile file_;
   std::optional<MasterPort> port_;  // of rank 0, for as long as this process lives
+  // Null until there is something to say that cannot wait for the end: threads, a connection and a
+  // report would be most of what a short command costs.
   std::unique_ptr<DaemonClient> client_;
   std::atomic<bool> aborted_ = false;
   std::atomic<pid_t> child_ = 0;
@@ -224,6 +228,7 @@ void CommandRank::ReadProgress(bool last) {
   }
   progress_.Take(read.reports, absl::Now());
   for (const std::string& problem : progress_.TakeProblems()) Say(problem);
+  if (!read.reports.empty()) Connect();
   for (const v1::CheckpointRecord& record : progress_.TakeCheckpoints()) client_->Commit(record);
   if (!read.reports.empty()) client_->Report(progress_.progress());
 }
@@ -240,6 +245,10 @@ void CommandRank::WaitForEnd() {
       ended = ::waitpid(child_, &status_, WNOHANG);
     } while (ended < 0 && errno == EINTR);
     if (ended != 0) break;
+    if (client_ == nullptr) {
+      Connect();
+      client_->ReportNow(progress_.progress());
+    }
     // Sent to the group, it does not reach a command that has made a group of its own.
     if (terminated != 0 && !passed_on && ::getpgid(child_) != ::getpgrp()) {
       passed_on = true;
@@ -260,7 +269,8 @@ void CommandRank::WaitForEnd() {
   ReadProgress(/*last=*/true);
 }
 
-int CommandRank::Run() {
+void CommandRank::Connect() {
+  if (client_ != nullptr) return;
   DaemonClientOptions options = DaemonClientOptions::From(assignment_);
   options.on_aborted = [this](const absl::Status& why) {
     aborted_ = true;
@@ -268,12 +278,13 @@ int CommandRank::Run() {
     WriteExit(v1::CAUSE_CANCELLED, absl::StrCat("the attempt is over: ", why.message()));
     ::_exit(kExitCannotRun);
   };
-  progress_.SetPhase("starting");
   absl::StatusOr<std::unique_ptr<DaemonClient>> client = DaemonClient::Make(std::move(options));
-  if (!client.ok()) {
-    return Fail(v1::CAUSE_LAUNCH, std::string(client.status().message()), kExitCannotRun);
-  }
+  CHECK_OK(client.status());  // the assignment names a socket
   client_ = *std::move(client);
+}
+
+int CommandRank::Run() {
+  progress_.SetPhase("starting");
   const std::string where = absl::StrCat(" on worker ", assignment_.worker());
   // Looked up first: ranks that wait for each other should not hide that there is no program.
   absl::StatusOr<std::string> program =
@@ -284,7 +295,10 @@ int CommandRank::Run() {
                 kExitNoProgram);
   }
   progress_.SetPhase("bootstrapping");
-  client_->ReportNow(progress_.progress());
+  if (assignment_.world_size() > 1) {
+    Connect();
+    client_->ReportNow(progress_.progress());
+  }
   const absl::StatusOr<CommandStart> start = Agree();
   if (!start.ok()) {
     return Fail(absl::IsAborted(start.status()) ? v1::CAUSE_CANCELLED : v1::CAUSE_LAUNCH,
@@ -302,7 +316,7 @@ int CommandRank::Run() {
   }
   progress_.SetPid(child_);
   progress_.SetPhase("running");
-  client_->ReportNow(progress_.progress());
+  if (client_ != nullptr) client_->ReportNow(progress_.progress());
   WaitForEnd();
   // The daemon finds commits that it has not taken in the run directory, and the last progress in
   // the exit report, so that nothing has to be waited for.
