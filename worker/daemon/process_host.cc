@@ -28,11 +28,12 @@
 #include "worker/daemon/event_thread.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/rank_end.h"
+#include "worker/daemon/rank_environment.h"
 #include "worker/daemon/rank_files.h"
 #include "worker/daemon/run_files.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/shim_server.h"
 #include "worker/daemon/sockets.h"
-#include "worker/daemon/spawn_shim.h"
 
 namespace muster::worker {
 namespace {
@@ -69,7 +70,11 @@ class Host : public ProcessHost {
       : options_(std::move(options)),
         log_(std::move(log)),
         post_(std::move(post)),
-        thread_(clock, [this] { return !processes_.empty() || !shims_.empty(); }) {}
+        shim_server_(options_.shim_binary),
+        thread_(clock, [this] { return !processes_.empty() || !shims_.empty(); }) {
+    // A start that fails is tried again, and told, when a rank is to start.
+    thread_.Post([this] { shim_server_.Start().IgnoreError(); });
+  }
 
   void Carry(PrepareAttempt action) override {
     thread_.Post([this, action = std::move(action)] { Prepare(action); });
@@ -104,7 +109,7 @@ class Host : public ProcessHost {
     v1::HeldByRank held;
   };
 
-  // A shim that this daemon started, and so has to reap.
+  // A shim that this daemon started.
   struct Shim {
     WatchId watch;
     UniqueFd pidfd;
@@ -118,7 +123,7 @@ class Host : public ProcessHost {
   absl::Status PrepareRank(const v1::RankAssignment& rank, v1::Cause& cause);
   void StartOne(const StartRank& action);
   absl::Status Launch(const StartRank& action);
-  void WatchShim(pid_t pid);
+  void WatchShim(UniqueFd pidfd);
   void ReadHandshake(const RankKey& key);
   void Attach(const RankKey& key);
   void AwaitEnd(const RankKey& key);
@@ -141,7 +146,8 @@ class Host : public ProcessHost {
   const std::function<void(DaemonEvent)> post_;
   // On the thread only.
   std::map<RankKey, Process> processes_;
-  std::map<pid_t, Shim> shims_;
+  std::map<int, Shim> shims_;  // by descriptor
+  ShimServer shim_server_;
   EventThread thread_;  // last: it uses everything above
 };
 
@@ -234,14 +240,14 @@ absl::Status Host::Launch(const StartRank& action) {
   }
   if (options_.device_bytes) {
     if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
+      v1::HeldByRank held;
       held.set_device_bytes_before(*bytes);
+      RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
     }
   }
   shim.run_directory = run_directory;
   shim.working_directory = assignment.spec().working_directory();
-      v1::HeldByRank held;
   if (shim.working_directory.empty()) {
-      RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
     shim.working_directory = assignment.run_directory();
   } else {
     // Where its links led when it was allowed.
@@ -252,7 +258,7 @@ absl::Status Host::Launch(const StartRank& action) {
   if (options_.command) {
     shim.command = options_.command(assignment);
   } else if (RunsCommand(assignment)) {
-    shim.command = {options_.shim_binary, "command", assignment_path};
+    shim.command = {options_.shim_binary, kCommandVerb, assignment_path};
   } else {
     shim.command = {options_.rank_binary, "--assignment", assignment_path};
     if (!options_.rank_log_format.empty()) {
@@ -268,22 +274,22 @@ absl::Status Host::Launch(const StartRank& action) {
   process = Process();
   process.handshake.Reset(sockets[0]);
   const UniqueFd theirs(sockets[1]);
-  ASSIGN_OR_RETURN(const pid_t pid, SpawnShim(options_.shim_binary, shim, theirs.get(), assignment,
-                                              secrets, account));
-  WatchShim(pid);
+  ASSIGN_OR_RETURN(
+      UniqueFd pidfd,
+      shim_server_.Fork(shim, RankEnvironment(assignment, secrets, account), theirs.get()));
+  if (pidfd.valid()) WatchShim(std::move(pidfd));
   process.watch =
       thread_.Watch(process.handshake.get(), [this, key = action.rank] { ReadHandshake(key); });
   return absl::OkStatus();
 }
 
-void Host::WatchShim(pid_t pid) {
-  Shim& shim = shims_[pid];
-  shim.pidfd.Reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  CHECK(shim.pidfd.valid()) << std::strerror(errno);  // unreaped, so it exists
-  shim.watch = thread_.Watch(shim.pidfd.get(), [this, pid] {
-    thread_.Unwatch(shims_[pid].watch);
-    ::waitpid(pid, nullptr, WNOHANG);
-    shims_.erase(pid);
+void Host::WatchShim(UniqueFd pidfd) {
+  const int fd = pidfd.get();
+  Shim& shim = shims_[fd];
+  shim.pidfd = std::move(pidfd);
+  shim.watch = thread_.Watch(fd, [this, fd] {
+    thread_.Unwatch(shims_[fd].watch);
+    shims_.erase(fd);
   });
 }
 
@@ -301,7 +307,7 @@ void Host::ReadHandshake(const RankKey& key) {
   thread_.Unwatch(process.watch);
   processes_.erase(key);
   if (ReadShimRecord(RunDirectory(key)).has_value()) return Attach(key);
-  const std::string log = RunDirectory(key) + kShimErrorFile;
+  const std::string log = RunDirectory(key) + kShimLockFile;
   post_(RankNotStarted{key,
                        absl::UnavailableError(absl::StrCat(
                            "the supervisor of ", ToString(key), " could not start on worker ",

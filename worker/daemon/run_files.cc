@@ -90,6 +90,11 @@ std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_dire
   return commits;
 }
 
+void LoadFormats() {
+  (void)JsonOf(v1::ShimRecord()).ok();
+  (void)JsonOf(v1::ShimExit()).ok();
+}
+
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record) {
   ASSIGN_OR_RETURN(const std::string text, JsonOf(record));
   return PosixFileSystem()->WriteAtomically(run_directory + kShimFile, text);

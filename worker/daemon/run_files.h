@@ -24,6 +24,9 @@ std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory);
 // The commit requests that the rank left, by step; those that cannot be parsed are skipped.
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
 
+// Makes what the first write of either below needs, which a process that forks others does for all
+// of them.
+void LoadFormats();
 // Synced: after a crash of the machine, too, it tells that the rank may have run.
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
 // Not synced: where the machine crashes before a daemon has read it, the rank ended with the
