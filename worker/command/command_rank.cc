@@ -1,7 +1,7 @@
 #include "worker/command/command_rank.h"
 
-#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -89,6 +89,31 @@ void ChooseRestore(const v1::RankAssignment& assignment, CommandStart& start) {
   }
 }
 
+struct CommandStartup {
+  const char* program;
+  char* const* argv;
+  char* const* envp;
+  pid_t rank;     // this process
+  int error = 0;  // of execve, left by the child
+};
+constexpr size_t kStartupStackBytes = 64 << 10;
+
+// The child until its program runs. It has the memory of its parent, which waits meanwhile, so that
+// no page of it is copied to be thrown away; hence calls of the system alone.
+int BecomeCommand(void* argument) {
+  CommandStartup& startup = *static_cast<CommandStartup*>(argument);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != startup.rank) ::_exit(kExitNoProgram);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0);
+  ::execve(startup.program, startup.argv, startup.envp);
+  startup.error = errno;
+  ::_exit(kExitNoProgram);
+}
+
 class CommandRank {
  public:
   explicit CommandRank(const v1::RankAssignment& assignment)
@@ -168,52 +193,32 @@ absl::Status CommandRank::Launch(const std::string& program,
                                            assignment_.spec().command().end());
   const std::vector<char*> argv = Pointers(arguments);
   const std::vector<char*> envp = Pointers(environment);
-  int result[2];
-  if (::pipe2(result, O_CLOEXEC) != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
-  }
   // A signal that comes before the command runs is passed on below.
   struct sigaction action = {};
   action.sa_handler = OnTerminate;
   action.sa_flags = SA_RESTART;
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaction(number, &action, nullptr);
-  const pid_t self = ::getpid();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    // Only calls that are safe between fork and exec: other threads may have held locks.
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != self) ::_exit(kExitNoProgram);
-    for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    ::dup2(result[1], STDERR_FILENO + 1);
-    ::fcntl(STDERR_FILENO + 1, F_SETFD, FD_CLOEXEC);
-    ::syscall(SYS_close_range, STDERR_FILENO + 2, ~0U, 0);
-    ::execve(program.c_str(), argv.data(), envp.data());
-    const int error = errno;
-    (void)!::write(STDERR_FILENO + 1, &error, sizeof(error));
-    ::_exit(kExitNoProgram);
-  }
-  ::close(result[1]);
+  CommandStartup startup = {program.c_str(), argv.data(), envp.data(), ::getpid()};
+  // No handler runs in the child, whose memory is this process's.
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::vector<char> stack(kStartupStackBytes);
+  const pid_t child = ::clone(BecomeCommand, stack.data() + stack.size(),
+                              CLONE_VM | CLONE_VFORK | SIGCHLD, &startup);
+  const int failed = errno;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (child < 0) {
-    const int error = errno;
-    ::close(result[0]);
-    return absl::UnavailableError(absl::StrCat("cannot fork: ", std::strerror(error)));
+    return absl::UnavailableError(absl::StrCat("cannot fork: ", std::strerror(failed)));
   }
-  int error = 0;
-  ssize_t got = 0;
-  do {
-    got = ::read(result[0], &error, sizeof(error));
-  } while (got < 0 && errno == EINTR);
-  ::close(result[0]);
-  if (got == sizeof(error)) {
+  if (startup.error != 0) {
     ::waitpid(child, nullptr, 0);
-    return absl::InvalidArgumentError(absl::StrCat(
-        std::strerror(error),
-        error == ENOEXEC  ? ": it is no program and has no #! line; name its interpreter first"
-        : error == ENOENT ? ": the interpreter of its #! line does not exist"
-                          : ""));
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::strerror(startup.error),
+                     startup.error == ENOEXEC
+                         ? ": it is no program and has no #! line; name its interpreter first"
+                     : startup.error == ENOENT ? ": the interpreter of its #! line does not exist"
+                                               : ""));
   }
   child_ = child;
   if (terminated != 0) ::kill(child, SIGTERM);
