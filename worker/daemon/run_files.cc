@@ -97,7 +97,7 @@ void LoadFormats() {
 
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record) {
   ASSIGN_OR_RETURN(const std::string text, JsonOf(record));
-  return PosixFileSystem()->WriteAtomically(run_directory + kShimFile, text);
+  return PosixFileSystem()->WriteUnsynced(run_directory + kShimFile, text);
 }
 absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit) {
   ASSIGN_OR_RETURN(const std::string text, JsonOf(exit));

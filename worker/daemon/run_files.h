@@ -27,10 +27,9 @@ std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_dire
 // Makes what the first write of either below needs, which a process that forks others does for all
 // of them.
 void LoadFormats();
-// Synced: after a crash of the machine, too, it tells that the rank may have run.
+// Neither is synced. A crash of the machine ends every rank, and the daemon knows by the boot in
+// which it ordered a start that the rank may have run.
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
-// Not synced: where the machine crashes before a daemon has read it, the rank ended with the
-// machine.
 absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit);
 
 }  // namespace muster::worker

@@ -8,7 +8,8 @@
 // 1. It locks RUN_DIR/shim.lock, tells the daemon so, and waits for its answer to go on. Should the
 //    daemon die first, it ends: nothing was started.
 // 2. It forks the rank, writes RUN_DIR/shim.json, and only then lets the rank's program run. So
-//    shim.json exists if and only if the rank may have run, and a rank runs at most once.
+//    within a boot of the machine shim.json exists if and only if the rank may have run, and a rank
+//    runs at most once.
 // 3. It copies the rank's stdout and stderr to RUN_DIR/log (log_files.h).
 // 4. When the rank has ended it writes RUN_DIR/exit.json, kills every descendant (as a subreaper it
 //    inherits orphans, also those that made their own session), and ends when none is left.
