@@ -228,8 +228,12 @@ class Recovery(Scene):
         at_pause = lambda job: job["step"] == self.pause - 1 and job["phase"] == "waiting"
         before = self.cluster.wait_for("kept", "both ranks wait before the step", at_pause)
         kill(self.cluster.status()["coordinator"]["pid"])
+        servers = []
         for worker in self.cluster.status()["workers"]:
+            servers += subprocess.run(["pgrep", "-P", str(worker["pid"])], capture_output=True, text=True).stdout.split()
             kill(worker["pid"])
+        self.assertEqual(len(servers), 2, "each daemon has one that forks its shims")
+        self.cluster.poll("they end with their daemons", lambda: [pid for pid in servers if alive(pid)], lambda left: not left)
         self.assertTrue(all(alive(rank["pid"]) for rank in before["ranks"]))
         self.cluster.up()
         after = self.cluster.wait_for("kept", "it is seen again",
