@@ -126,6 +126,7 @@ class ProcessTest : public ::testing::Test {
       return device_bytes_.load();
     };
     options.device_patience = device_patience_;
+    options.prune_after = prune_after_;
     host_ = ProcessHost::Start(options, clock_, Logger::Discard(),
                                [this](DaemonEvent event) { events_.Add(std::move(event)); });
   }
@@ -171,6 +172,7 @@ class ProcessTest : public ::testing::Test {
   JobFilePolicy files_;
   std::atomic<int64_t> device_bytes_ = 1 << 30;
   absl::Duration device_patience_ = absl::Hours(1);
+  absl::Duration prune_after_ = absl::Seconds(5);
   std::vector<std::string> command_;
   Events events_;
   std::unique_ptr<ProcessHost> host_;
@@ -547,13 +549,29 @@ TEST_F(ProcessTest, OldRunDirectories_ArePrunedButNeverHeldOnes) {
     std::filesystem::last_write_time(
         path, std::filesystem::file_time_type(std::chrono::seconds(1000 + epoch)));
   }
+  prune_after_ = absl::ZeroDuration();
+  NewHost();
   host_->Prune({"old.e1"});
-  host_->Carry(AttachRank{kRank});  // its answer comes after the pruning
-  events_.Next<RankNotStarted>();
+  const auto gone = [this] { return !std::filesystem::exists(directory_ + "/old.e5"); };
+  for (int looks = 0; looks < 10'000 && !gone(); ++looks) {
+    host_->Carry(AttachRank{kRank});  // its answer comes after what the host has to do now
+    events_.Next<RankNotStarted>();
+  }
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e1"));
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/old.e5"));
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e6"));
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e25"));
+}
+
+TEST_F(ProcessTest, OldRunDirectories_AreLeftAloneWhileAttemptsEnd) {
+  for (int epoch = 1; epoch <= 25; ++epoch) {
+    ASSERT_TRUE(std::filesystem::create_directory(absl::StrCat(directory_, "/old.e", epoch)));
+  }
+  host_->Prune({});
+  host_->Prune({});
+  host_->Carry(AttachRank{kRank});
+  events_.Next<RankNotStarted>();
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e5"));
 }
 
 TEST(ProcTest, OpenProcess_WithAnotherStartTime_FindsNothing) {

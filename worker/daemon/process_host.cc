@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -61,6 +62,8 @@ std::string LastLine(const std::string& path) {
   return last;
 }
 
+constexpr int kRemovedAtATime = 20;  // old attempt directories
+
 bool RunsCommand(const v1::RankAssignment& rank) { return rank.spec().command_size() > 0; }
 
 class Host : public ProcessHost {
@@ -68,6 +71,7 @@ class Host : public ProcessHost {
   Host(ProcessHostOptions options, const Clock& clock, std::shared_ptr<Logger> log,
        std::function<void(DaemonEvent)> post)
       : options_(std::move(options)),
+        clock_(clock),
         log_(std::move(log)),
         post_(std::move(post)),
         shim_server_(options_.shim_binary),
@@ -93,7 +97,13 @@ class Host : public ProcessHost {
         [this, action = std::move(action)] { Release(action.rank, kRetry, absl::ZeroDuration()); });
   }
   void Prune(std::set<std::string> held) override {
-    thread_.Post([this, held = std::move(held)] { PruneNow(held); });
+    thread_.Post([this, held = std::move(held)]() mutable {
+      held_ = std::move(held);
+      ++prunes_asked_;
+      if (prune_by_.has_value()) return;
+      prune_by_ = clock_.Monotonic() + options_.prune_within;
+      AwaitPrune();
+    });
   }
   void EndAll(absl::Duration grace, absl::Duration patience) override;
 
@@ -137,18 +147,25 @@ class Host : public ProcessHost {
   bool SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user);
   // True when the memory of the rank's device is back, or will not come back.
   bool DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited);
-  void PruneNow(const std::set<std::string>& held);
+  void AwaitPrune();
+  void FindOld();
+  void RemoveOld();
   // An attempt's directory, with what its ranks' accounts have of it.
   absl::Status Remove(const std::string& attempt);
 
   const ProcessHostOptions options_;
+  const Clock& clock_;
   const std::shared_ptr<Logger> log_;
   const std::function<void(DaemonEvent)> post_;
   // On the thread only.
   std::map<RankKey, Process> processes_;
   std::map<int, Shim> shims_;  // by descriptor
   ShimServer shim_server_;
-  EventThread thread_;  // last: it uses everything above
+  std::set<std::string> held_;  // attempt directories that are never removed
+  uint64_t prunes_asked_ = 0;
+  std::optional<absl::Duration> prune_by_;  // while one is awaited or under way
+  std::deque<std::filesystem::path> old_;   // to be removed
+  EventThread thread_;                      // last: it uses everything above
 };
 
 // ---- preparing and starting ---------------------------------------------------------------------
@@ -509,7 +526,17 @@ absl::Status Host::Remove(const std::string& attempt) {
   return PosixFileSystem()->RemoveTree(attempt);
 }
 
-void Host::PruneNow(const std::set<std::string>& held) {
+void Host::AwaitPrune() {
+  thread_.After(std::min(options_.prune_after, *prune_by_ - clock_.Monotonic()),
+                [this, asked = prunes_asked_] {
+                  const bool quiet = asked == prunes_asked_;
+                  if (!quiet && clock_.Monotonic() < *prune_by_) return AwaitPrune();
+                  FindOld();
+                  RemoveOld();
+                });
+}
+
+void Host::FindOld() {
   namespace fs = std::filesystem;
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> ended;
@@ -517,18 +544,28 @@ void Host::PruneNow(const std::set<std::string>& held) {
        it.increment(error)) {
     std::error_code gone;
     const auto written = it->last_write_time(gone);
-    if (!gone && held.count(it->path().filename().string()) == 0) {
+    if (!gone && held_.count(it->path().filename().string()) == 0) {
       ended.emplace_back(written, it->path());
     }
   }
   std::sort(ended.begin(), ended.end());
-  for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) {
-    const absl::Status removed = Remove(ended[i].second.string());
+  for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) old_.push_back(ended[i].second);
+}
+
+// A few at a time: between them ranks are started and their ends are seen.
+void Host::RemoveOld() {
+  for (int i = 0; i < kRemovedAtATime && !old_.empty(); ++i) {
+    const std::filesystem::path path = std::move(old_.front());
+    old_.pop_front();
+    if (held_.count(path.filename().string()) > 0) continue;
+    const absl::Status removed = Remove(path.string());
     if (!removed.ok()) {
       log_->Warning("cannot remove an old run directory",
-                    {{"path", ended[i].second.string()}, {"error", removed.ToString()}});
+                    {{"path", path.string()}, {"error", removed.ToString()}});
     }
   }
+  if (!old_.empty()) return thread_.Post([this] { RemoveOld(); });
+  prune_by_.reset();
 }
 
 void Host::EndAll(absl::Duration grace, absl::Duration patience) {
