@@ -345,6 +345,16 @@ absl::Status FileSystem::WriteAtomically(const std::string& path, absl::string_v
   return SyncDirectory(ParentDirectory(path));
 }
 
+absl::Status FileSystem::WriteUnsynced(const std::string& path, absl::string_view bytes) {
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  {
+    ASSIGN_OR_RETURN(std::unique_ptr<WritableFile> file, Create(temporary));
+    RETURN_IF_ERROR(file->Append(bytes));
+    RETURN_IF_ERROR(file->Close());
+  }
+  return Rename(temporary, path);
+}
+
 std::unique_ptr<FileSystem> PosixFileSystem() { return std::make_unique<Posix>(); }
 
 std::unique_ptr<MemoryFileSystem> MemoryFileSystem::Make() { return std::make_unique<Memory>(); }

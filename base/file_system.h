@@ -60,6 +60,9 @@ class FileSystem {
   // Writes a temporary file beside `path`, syncs it, renames it to `path` and syncs the directory.
   // Even after a crash `path` has either all of `bytes` or what it had before.
   absl::Status WriteAtomically(const std::string& path, absl::string_view bytes);
+  // The same without any sync: a reader sees the old bytes or all of the new ones, also after
+  // this process was killed. After a crash of the machine `path` may be missing, old or empty.
+  absl::Status WriteUnsynced(const std::string& path, absl::string_view bytes);
 };
 
 std::unique_ptr<FileSystem> PosixFileSystem();

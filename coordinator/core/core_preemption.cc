@@ -135,8 +135,19 @@ void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {
   Stop(job, {.cause = v1::CAUSE_PREEMPTED, .message = why, .yields = true}, turn);
 }
 
+// Whether a job whose ranks were asked to stop has nothing left to do. Ranks of the engine end with
+// success only then. A command that saves a checkpoint when it is asked to stop often exits with 0,
+// too: one that goes on from its checkpoint counts as finished if it has said that it did all of
+// its steps. Where it had finished without saying so, its next attempt finds nothing to do.
+bool Finished(const JobEntry& job) {
+  if (job.gang.completed() != job.gang.size()) return false;
+  const bool goes_on = job.runs_command() && (job.spec().resources().rank_range().resumes() ||
+                                              job.state.last_committed_step() > 0);
+  return !goes_on || (job.steps() > 0 && job.progress.step() >= job.steps());
+}
+
 void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
-  if (job.gang.completed() == job.gang.size()) {
+  if (Finished(job)) {
     DropKept(job, turn);
     return Transition(job, JobEvent::kCompleted, "trained all steps before it could be stopped",
                       turn);

@@ -45,6 +45,15 @@ TEST_P(FileSystemContract, WriteAtomically_ThenRead_GivesTheBytes) {
   EXPECT_THAT(names, ElementsAre("a"));
 }
 
+TEST_P(FileSystemContract, WriteUnsynced_ThenRead_GivesTheBytesAndLeavesNothingBeside) {
+  ASSERT_OK(files_->WriteUnsynced(root_ + "/a", "first"));
+  ASSERT_OK(files_->WriteUnsynced(root_ + "/a", "2nd"));
+  ASSERT_OK_AND_ASSIGN(std::string bytes, files_->Read(root_ + "/a"));
+  EXPECT_EQ(bytes, "2nd");
+  ASSERT_OK_AND_ASSIGN(auto names, files_->List(root_));
+  EXPECT_THAT(names, ElementsAre("a"));
+}
+
 TEST_P(FileSystemContract, ReadRange_PastTheEnd_IsDataLossThatNamesThePath) {
   ASSERT_OK(files_->WriteAtomically(root_ + "/a", "12345"));
   ASSERT_OK_AND_ASSIGN(std::string middle, files_->ReadRange(root_ + "/a", 1, 3));

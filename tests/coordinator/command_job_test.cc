@@ -56,6 +56,25 @@ class CommandJobTest : public CoreTest {
     *observed.mutable_attempts(0)->mutable_ranks(0)->mutable_progress() = progress;
     Observe(std::move(observed));
   }
+  // A job that is preempted after that step, and whose ranks then exit with 0.
+  v1::Job StopAt(int64_t step, bool commit) {
+    const v1::Job job = RunCommand();
+    Report(job, At(step));
+    if (commit) {
+      EXPECT_EQ(Commit(job, step), 0);
+    }
+    ChangeJobEvent event;
+    event.call = CallId(5);
+    event.job = job.id();
+    event.change = ChangeJobEvent::Change::kPreempt;
+    event.caller = "client test";
+    Handle(event);
+    EXPECT_OK(Actions<ReplyAction>()[0].status);
+    if (const auto desired = LastDesired()) revision_ = desired->revision();
+    Observe(
+        Ranks(job, v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_COMPLETED}, {1, v1::CAUSE_COMPLETED}}));
+    return Job();
+  }
   static v1::RankProgress At(int64_t step) {
     v1::RankProgress progress;
     progress.set_reports(true);
@@ -161,6 +180,21 @@ TEST_F(CommandJobTest, CommittedCheckpoint_RefundsAFailureAndIsGivenBack) {
     EXPECT_EQ(attempt.ranks(1).attempt(), i + 1);
     Observe(Ranks(job, v1::RANK_STATE_TRAINING));
   }
+}
+
+TEST_F(CommandJobTest, ExitsWithSuccessWhenAskedToStop_GoesOnFromItsCheckpoint) {
+  const v1::Job job = StopAt(500, /*commit=*/true);
+  EXPECT_EQ(job.state(), v1::JOB_STATE_PLACING);
+  EXPECT_EQ(job.causes(0).cause(), v1::CAUSE_PREEMPTED);
+  EXPECT_EQ(job.last_committed_step(), 500);
+}
+
+TEST_F(CommandJobTest, HasDoneAllStepsWhenAskedToStop_Succeeds) {
+  EXPECT_EQ(StopAt(1000, /*commit=*/true).state(), v1::JOB_STATE_SUCCEEDED);
+}
+
+TEST_F(CommandJobTest, ExitsWithSuccessAndHasNothingToGoOnFrom_Succeeds) {
+  EXPECT_EQ(StopAt(500, /*commit=*/false).state(), v1::JOB_STATE_SUCCEEDED);
 }
 
 TEST_F(CommandJobTest, DaemonThatIsTooOld_IsNamed) {

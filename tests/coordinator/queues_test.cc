@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -154,6 +155,16 @@ class QueuesTest : public ::testing::Test {
       }
     }
     return stopped;
+  }
+  // Of jobs that are resized: how many slots they go on with.
+  std::map<JobId, size_t> SlotsAfterResize(const Schedule& plan) {
+    std::map<JobId, size_t> slots;
+    for (const Decision& decision : plan.decisions) {
+      if (const auto* resize = std::get_if<Resize>(&decision)) {
+        slots[resize->resized.job] = resize->resized.slots.size();
+      }
+    }
+    return slots;
   }
 
   absl::Time now_ = kNow;
@@ -368,6 +379,37 @@ TEST_F(QueuesTest, NoMoreThanTheGuarantee_IsReclaimed) {
   EXPECT_EQ(StartAll(), 6);
   Wait(Job("owner", 1));
   EXPECT_TRUE(Stopped(Plan()).empty()) << "it has all that is guaranteed to it";
+}
+
+TEST_F(QueuesTest, BorrowedDevices_AreGivenBackByShrinkingBeforeAnyJobIsStopped) {
+  v1::QueuePolicy policy;
+  AddQueue(policy, "owner", "", 4);
+  AddQueue(policy, "borrower", "", 2);
+  Define(policy);
+  AddWorker(6);
+  Wait(Job("borrower", 2));
+  const WaitingJob elastic = Wait(Job("borrower", 4, absl::InfiniteDuration(), 900));
+  EXPECT_EQ(StartAll(), 2);
+  RunningJob running = *running_.Find(elastic.id);
+  auto sizes = std::make_shared<Elasticity>();
+  sizes->gang = elastic;
+  sizes->gang.ranks = 1;
+  sizes->gang.sizes = {1, 2, 3, 4};
+  sizes->grow_after = absl::Hours(1);
+  running.elastic = std::move(sizes);
+  running_.Put(elastic.id, running);
+  now_ += absl::Hours(1);
+
+  const JobId owned = Wait(Job("owner", 2, absl::InfiniteDuration(), 1)).id;
+  Schedule plan = Plan();
+  EXPECT_TRUE(Stopped(plan).empty());
+  EXPECT_EQ(SlotsAfterResize(plan), (std::map<JobId, size_t>{{elastic.id, 2}}));
+  queue_.Remove(owned);
+  // Its smallest size leaves one too few; of the other job no more is taken than is wanted.
+  Wait(Job("owner", 4, absl::InfiniteDuration(), 1));
+  plan = Plan();
+  EXPECT_EQ(Stopped(plan).size(), 1u);
+  EXPECT_EQ(SlotsAfterResize(plan), (std::map<JobId, size_t>{{elastic.id, 2}}));
 }
 
 // ---- jobs that start before one that does not fit

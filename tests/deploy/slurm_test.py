@@ -7,8 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -16,81 +14,13 @@ import unittest
 sys.dont_write_bytecode = True
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/deploy"))
-from processes import Cluster, Process, poll  # noqa: E402
+from processes import Cluster, poll  # noqa: E402
+from slurm_cluster import Slurm  # noqa: E402
 
 BIN = None
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-class Slurm:
-    """One controller and two nodes, n0 and n1, all on this host."""
-
-    def __init__(self, home):
-        self.home = pathlib.Path(home)
-        control, first, second = free_ports(3)
-        for folder in ("state", "spool-n0", "spool-n1"):
-            (self.home / folder).mkdir()
-        host = socket.gethostname()
-        (self.home / "slurm.conf").write_text(f"""
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={control}
-SlurmUser=root
-AuthType=auth/none
-CredType=cred/none
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-SlurmdParameters=config_overrides
-ReturnToService=2
-KillWait=10
-MinJobAge=300
-JobRequeue=1
-SchedulerParameters=sched_interval=1,bf_interval=1
-StateSaveLocation={self.home}/state
-SlurmdSpoolDir={self.home}/spool-%n
-SlurmctldPidFile={self.home}/slurmctld.pid
-SlurmdPidFile={self.home}/slurmd-%n.pid
-SlurmctldLogFile={self.home}/slurmctld.log
-SlurmdLogFile={self.home}/slurmd-%n.log
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=2 RealMemory=2000 State=UNKNOWN
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=2 RealMemory=2000 State=UNKNOWN
-PartitionName=main Nodes=n0,n1 Default=YES MaxTime=60 State=UP
-""")
-        self.environment = {**os.environ, "SLURM_CONF": str(self.home / "slurm.conf")}
-        self.environment.pop("MUSTER_COORDINATOR", None)
-        self.processes = [Process(["slurmctld", "-D", "-c"], self.home / "out", self.environment)]
-        self.processes += [Process(["slurmd", "-D", "-N", node], self.home / "out", self.environment)
-                           for node in ("n0", "n1")]
-
-    def close(self):
-        self("scancel", "--state=RUNNING", check=False)
-        self("scancel", "--state=PENDING", check=False)
-        for process in reversed(self.processes):
-            process.stop(seconds=10)
-
-    def __call__(self, *arguments, check=True, **more):
-        result = subprocess.run([str(a) for a in arguments], env={**self.environment, **more}, capture_output=True,
-                                text=True, cwd=self.home)
-        if check and result.returncode:
-            raise RuntimeError(f"{' '.join(map(str, arguments))}: {result.stdout}{result.stderr}")
-        return result.stdout
-
-    def job(self, number):
-        """scontrol's fields of a job."""
-        return dict(re.findall(r"(\w+)=(\S*)", self("scontrol", "show", "job", number)))
+SETTINGS = ["KillWait=10", "MinJobAge=300", "JobRequeue=1", "SchedulerParameters=sched_interval=1,bf_interval=1"]
 
 
 class Sbatch(unittest.TestCase):
@@ -99,11 +29,15 @@ class Sbatch(unittest.TestCase):
         directory = tempfile.TemporaryDirectory(prefix="muster-slurm-", ignore_cleanup_errors=True)
         cls.addClassCleanup(directory.cleanup)
         cls.home = pathlib.Path(directory.name)
-        cls.slurm = Slurm(cls.home)
+        cls.slurm = Slurm(cls.home, nodes=2, cpus=2, settings=SETTINGS)
         cls.addClassCleanup(cls.slurm.close)
-        poll("nodes are idle", lambda: cls.slurm("sinfo", "-h", "-o", "%T %D"), lambda text: text.split() == ["idle", "2"])
+        poll("nodes are idle", cls.slurm.idle, bool)
         cls.cluster = Cluster(BIN, cls.home)  # its data and specs alone
         cls.cluster.make_data()
+
+    def slurm_job(self, number):
+        """scontrol's fields of a job."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.slurm("scontrol", "show", "job", number)))
 
     def sbatch(self, spec, nodes=2):
         out = self.slurm("sbatch", "--parsable", "-N", nodes, "-o", self.home / "job-%j.out",
@@ -125,7 +59,7 @@ class Sbatch(unittest.TestCase):
 
     def test_1_job_that_ends_completes_its_allocation(self):
         number = self.sbatch(self.cluster.spec("short", steps=60))
-        ended = poll("the allocation ends", lambda: self.slurm.job(number),
+        ended = poll("the allocation ends", lambda: self.slurm_job(number),
                      lambda job: job["JobState"] in ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED"), 120)
         self.assertEqual((ended["JobState"], ended["ExitCode"]), ("COMPLETED", "0:0"), self.output(number))
         self.assertIn("succeeded", self.output(number))
@@ -133,7 +67,7 @@ class Sbatch(unittest.TestCase):
     def test_2_job_that_cannot_run_fails_its_allocation(self):
         spec = self.cluster.spec("wild", steps=1000, lr=1e30)
         number = self.sbatch(spec)
-        ended = poll("the allocation ends", lambda: self.slurm.job(number),
+        ended = poll("the allocation ends", lambda: self.slurm_job(number),
                      lambda job: job["JobState"] in ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED"), 120)
         self.assertEqual((ended["JobState"], ended["ExitCode"], ended["Restarts"]), ("FAILED", "1:0", "0"),
                          self.output(number))
@@ -145,15 +79,15 @@ class Sbatch(unittest.TestCase):
         self.assertEqual({rank["worker"] for rank in before["ranks"]}, {"n0", "n1"})
         # What --signal=B:USR1@300 and preemption do: the batch script alone gets the signal.
         self.slurm("scancel", "--batch", "--signal=USR1", number)
-        requeued = poll("it is in the queue again", lambda: self.slurm.job(number),
+        requeued = poll("it is in the queue again", lambda: self.slurm_job(number),
                         lambda job: job["JobState"] == "PENDING", 90)
         self.assertEqual(requeued["Restarts"], "1", self.output(number))
         stopped = int(re.search(r"stopping at the checkpoint of step (\d+)", self.output(number)).group(1))
         self.assertGreater(stopped, before["lastCommittedStep"])
         # Slurm holds a requeued job back for two minutes, in which its nodes are cleared and its credential is renewed.
-        poll("nodes are idle", lambda: self.slurm("sinfo", "-h", "-o", "%T %D"), lambda text: text.split() == ["idle", "2"])
+        poll("nodes are idle", self.slurm.idle, bool)
         self.slurm("scontrol", "update", f"JobId={number}", "StartTime=now+3")
-        poll("it runs again", lambda: self.slurm.job(number), lambda job: job["JobState"] == "RUNNING", 150)
+        poll("it runs again", lambda: self.slurm_job(number), lambda job: job["JobState"] == "RUNNING", 150)
         after = poll("it goes on", lambda: self.muster(number, "long"),
                      lambda job: job["state"] == "JOB_STATE_RUNNING" and job["attempts"] > before["attempts"]
                      and job["lastCommittedStep"] > stopped, 120)
@@ -162,8 +96,8 @@ class Sbatch(unittest.TestCase):
         self.assertIn("run 2", self.output(number))
         self.slurm("scancel", number)
         # What a user cancels stays so.
-        poll("it is gone", lambda: self.slurm.job(number), lambda job: job["JobState"] == "CANCELLED", 60)
-        self.assertEqual(self.slurm.job(number)["Restarts"], "1")
+        poll("it is gone", lambda: self.slurm_job(number), lambda job: job["JobState"] == "CANCELLED", 60)
+        self.assertEqual(self.slurm_job(number)["Restarts"], "1")
 
     def test_4_allocation_joins_a_coordinator_that_runs(self):
         with Cluster(BIN, self.home / "outside") as outside:
@@ -176,7 +110,7 @@ class Sbatch(unittest.TestCase):
                            lambda found: len(found) == 2, 60)
             self.assertEqual([worker["name"] for worker in workers], ["n0", "n1"])
             self.slurm("scancel", "--batch", "--signal=USR1", number)
-            ended = poll("it ends", lambda: self.slurm.job(number), lambda job: job["JobState"] != "RUNNING", 60)
+            ended = poll("it ends", lambda: self.slurm_job(number), lambda job: job["JobState"] != "RUNNING", 60)
             self.assertIn(ended["JobState"], ("COMPLETED", "COMPLETING"))
 
 

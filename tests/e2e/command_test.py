@@ -228,8 +228,12 @@ class Recovery(Scene):
         at_pause = lambda job: job["step"] == self.pause - 1 and job["phase"] == "waiting"
         before = self.cluster.wait_for("kept", "both ranks wait before the step", at_pause)
         kill(self.cluster.status()["coordinator"]["pid"])
+        servers = []
         for worker in self.cluster.status()["workers"]:
+            servers += subprocess.run(["pgrep", "-P", str(worker["pid"])], capture_output=True, text=True).stdout.split()
             kill(worker["pid"])
+        self.assertEqual(len(servers), 2, "each daemon has one that forks its shims")
+        self.cluster.poll("they end with their daemons", lambda: [pid for pid in servers if alive(pid)], lambda left: not left)
         self.assertTrue(all(alive(rank["pid"]) for rank in before["ranks"]))
         self.cluster.up()
         after = self.cluster.wait_for("kept", "it is seen again",
@@ -241,6 +245,101 @@ class Recovery(Scene):
         self.cluster.run("cancel", "kept")
         self.finish("kept", "cancelled")
         self.assertFalse([rank for rank in before["ranks"] if alive(rank["pid"])])
+
+
+class Elastic(Scene):
+    workers = 1
+    slots = 4
+
+    def elastic(self, name, largest, each=10, steps=1000, **fields):
+        place = self.directory / name
+        place.mkdir()
+        return self.submit(name, [sys.executable, str(SCRIPTS / "elastic.py"), str(place), each, steps],
+                           ranks={"min": 1, "max": largest, "resumes": True}, preemption={"min_runtime": "0s"}, **fields)
+
+    def stepping(self, name, ranks, step):
+        return self.cluster.wait_for(
+            name, f"{ranks} ranks wait after step {step}",
+            lambda job: job["state"] == "running" and len(job["ranks"]) == ranks and job["step"] == step)
+
+    def seen(self, name, attempt, ranks):
+        """What every rank of the attempt saw, which has to be the same."""
+        files = sorted((self.directory / name).glob(f"seen-{attempt}-*.json"))
+        self.assertEqual(len(files), ranks)
+        seen = [json.loads(file.read_text()) for file in files]
+        self.assertTrue(all(one == seen[0] for one in seen), seen)
+        return seen[0]
+
+    def test_resized_command_sees_its_new_world_and_goes_on_from_its_checkpoint(self):
+        self.elastic("job", 4, steps=30)
+        before = self.stepping("job", 4, 10)
+        self.assertEqual(before["sizes"], [1, 2, 3, 4])
+        self.cluster.run("resize", "job", 2)
+        self.stepping("job", 2, 20)
+        # Across a restart of the coordinator between the wish and its end.
+        self.cluster.run("resize", "job", 3)
+        kill(self.cluster.status()["coordinator"]["pid"])
+        self.cluster.up()
+        job = self.finish("job", "succeeded")
+        self.assertEqual([end["cause"] for end in job["causes"]], ["resized", "resized", "completed"])
+        self.assertEqual((job["attempts"], job["failures"], job["step"]), (3, 0, 30))
+        self.assertEqual([c["step"] for c in job["checkpoints"]], [10, 20])
+        self.assertEqual(self.seen("job", 1, 4), {"world": 4, "from": 0, "worlds": [], "step": 0})
+        self.assertEqual(self.seen("job", 2, 2), {"world": 2, "from": 10, "worlds": [4], "step": 10})
+        self.assertEqual(self.seen("job", 3, 3), {"world": 3, "from": 20, "worlds": [4, 2], "step": 20})
+        refused = self.cluster.run("resize", "job", 9, check=False)
+        self.assertEqual(refused.returncode, 1)
+
+    def test_devices_that_were_borrowed_are_given_back_by_shrinking(self):
+        policy = self.directory / "queues.yaml"
+        policy.write_text("queues:\n- {name: owner, guaranteed: {cpu: 2}}\n- {name: borrower, guaranteed: {cpu: 2}}\n")
+        self.cluster.run("admin", "queues", "apply", policy)
+        self.submit("rigid", ["sleep", "1000"], queue="borrower", preemption={"min_runtime": "0s"})
+        self.cluster.wait_for("rigid", "it runs", lambda job: job["state"] == "running")
+        self.elastic("job", 3, queue="borrower", priority=900)
+        self.stepping("job", 3, 10)
+        self.submit("owned", ["true"], ranks=2, queue="owner", priority=1)
+        self.finish("owned", "succeeded")
+        job = self.stepping("job", 1, 20)
+        self.assertEqual([end["cause"] for end in job["causes"]], ["resized"])
+        self.assertEqual(self.seen("job", 2, 1), {"world": 1, "from": 10, "worlds": [3], "step": 10})
+        rigid = self.cluster.job("rigid")
+        self.assertEqual((rigid["state"], rigid["attempts"]), ("running", 1), "it was left alone")
+
+
+class Arrays(Scene):
+    workers = 1
+    slots = 4
+
+    def test_tasks_see_their_values_and_no_more_run_than_may(self):
+        running = self.directory / "running"
+        running.mkdir()
+        go = self.directory / "go"
+        line = (f"touch {running}/$RANK-$MUSTER_ARRAY_INDEX; ls {running} | wc -l >{self.directory}/beside-$MUSTER_ARRAY_INDEX; "
+                f"while ! test -e {go}; do sleep 0.05; done; "
+                f'echo "$MUSTER_ARRAY_COLOR $MUSTER_ARRAY_LAYER_COUNT $0 $1 $2 $TAG" >{self.directory}/values-$MUSTER_ARRAY_INDEX; '
+                f"rm {running}/$RANK-$MUSTER_ARRAY_INDEX")
+        spec = {"name": "sweep", "array": {"color": ["red", "dark green"], "layer_count": [1, 2, 3]}, "max_running": 2,
+                "command": ["sh", "-c", line, "${array.color}", "${array.layer_count}", "${array.index}"],
+                "env": {"TAG": "tag-${array.layer_count}-${array.color}"},
+                "resources": {"ranks": 1}}
+        (self.directory / "sweep.json").write_text(json.dumps(spec))
+        self.cluster.run("submit", self.directory / "sweep.json")
+        self.cluster.poll("two tasks run", lambda: len(list(running.iterdir())), lambda count: count == 2)
+        tasks = {job["name"]: job for job in self.cluster.json("get", "jobs", "--tasks")}
+        self.assertEqual(sorted(tasks), [f"sweep-{index}" for index in range(6)])
+        for index in range(2, 6):  # two slots are free
+            task = tasks[f"sweep-{index}"]
+            self.assertEqual((task["state"], task["waiting"]["code"]), ("queued", "WAIT_CODE_ARRAY"), task)
+        self.assertIn("at most 2 tasks", self.cluster.run("explain", "sweep-5").stdout)
+        go.touch()
+        for index in range(6):
+            self.finish(f"sweep-{index}", "succeeded")
+            color, layers = ("red", "dark green")[index // 3], index % 3 + 1
+            self.assertEqual((self.directory / f"values-{index}").read_text(),
+                             f"{color} {layers} {color} {layers} {index} tag-{layers}-{color}\n")
+            self.assertLessEqual(int((self.directory / f"beside-{index}").read_text()), 2)
+        self.assertIn("6 succeeded", self.cluster.run("get", "jobs").stdout)
 
 
 @unittest.skipUnless(python_with_torch(), "no Python with PyTorch; `apt-get install python3-torch`")

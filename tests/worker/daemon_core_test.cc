@@ -40,6 +40,7 @@ class DaemonCoreTest : public ::testing::Test {
   DaemonCoreConfig Config() {
     DaemonCoreConfig config;
     config.hello.set_worker("w0");
+    config.hello.set_boot_id(boot_);
     for (const char* name : {"cpu:0", "cpu:1"}) config.hello.add_devices()->set_name(name);
     config.new_identity = "identity";
     config.rank_socket = "/state/rank.sock";
@@ -174,6 +175,7 @@ class DaemonCoreTest : public ::testing::Test {
   }
 
   absl::Time now_ = absl::UnixEpoch();
+  std::string boot_ = "first";
   std::map<std::string, std::string> records_;
   std::unique_ptr<DaemonCore> core_;
   std::vector<DaemonAction> actions_;
@@ -517,6 +519,22 @@ TEST_F(DaemonCoreTest, Daemon_DiesBetweenOrderAndStart_RankIsStartedOnceWanted) 
   Connect();
   Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
   EXPECT_THAT(Actions<StartRank>(), SizeIs(1));
+}
+
+TEST_F(DaemonCoreTest, Machine_RestartsBetweenOrderAndStart_RankIsLostAndNotStartedAgain) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
+  boot_ = "second";
+  Restart();
+  EXPECT_THAT(Actions<AttachRank>(), SizeIs(1));
+  Do(RankNotStarted{kRank0, absl::OkStatus()});
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_EXITED);
+  EXPECT_EQ(Observed().exit().cause(), v1::CAUSE_WORKER_LOST);
 }
 
 TEST_F(DaemonCoreTest, Commit_Asked_IsDurableBeforeTheReplyAndTheSend) {

@@ -127,6 +127,7 @@ class ProcessTest : public ::testing::Test {
       return device_bytes_.load();
     };
     options.device_patience = device_patience_;
+    options.prune_after = prune_after_;
     host_ = ProcessHost::Start(options, clock_, Logger::Discard(),
                                [this](DaemonEvent event) { events_.Add(std::move(event)); });
   }
@@ -172,6 +173,7 @@ class ProcessTest : public ::testing::Test {
   JobFilePolicy files_;
   std::atomic<int64_t> device_bytes_ = 1 << 30;
   absl::Duration device_patience_ = absl::Hours(1);
+  absl::Duration prune_after_ = absl::Seconds(5);
   std::vector<std::string> command_;
   Events events_;
   std::unique_ptr<ProcessHost> host_;
@@ -520,6 +522,18 @@ TEST_F(ProcessTest, LogWriter_Reopened_GoesOnAtItsOffset) {
   EXPECT_THAT(ReadLog(directory_ + "/none", 0, 1).status(), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ProcessTest, LogOfWhatPrintsNothing_IsEmptyAndTakesNoFile) {
+  const std::string log = directory_ + "/silent";
+  ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {}));
+  ASSERT_OK_AND_ASSIGN(const LogChunk chunk, ReadLog(log, 0, 100));
+  EXPECT_EQ(chunk.data, "");
+  EXPECT_TRUE(chunk.end);
+  EXPECT_THAT(PosixFileSystem()->List(log).value(), IsEmpty());
+  ASSERT_OK(writer.Append("late", absl::UnixEpoch()));
+  ASSERT_OK_AND_ASSIGN(const LogChunk later, ReadLog(log, 0, 100));
+  EXPECT_EQ(later.data, "late");
+}
+
 TEST_F(ProcessTest, LogFiles_TellWhenTheirBytesCame) {
   const std::string log = directory_ + "/log";
   ASSERT_OK_AND_ASSIGN(LogWriter writer, LogWriter::Open(log, {.bytes_max = 10, .files_max = 2}));
@@ -556,13 +570,29 @@ TEST_F(ProcessTest, OldRunDirectories_ArePrunedButNeverHeldOnes) {
     std::filesystem::last_write_time(
         path, std::filesystem::file_time_type(std::chrono::seconds(1000 + epoch)));
   }
+  prune_after_ = absl::ZeroDuration();
+  NewHost();
   host_->Prune({"old.e1"});
-  host_->Carry(AttachRank{kRank});  // its answer comes after the pruning
-  events_.Next<RankNotStarted>();
+  const auto gone = [this] { return !std::filesystem::exists(directory_ + "/old.e5"); };
+  for (int looks = 0; looks < 10'000 && !gone(); ++looks) {
+    host_->Carry(AttachRank{kRank});  // its answer comes after what the host has to do now
+    events_.Next<RankNotStarted>();
+  }
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e1"));
   EXPECT_FALSE(std::filesystem::exists(directory_ + "/old.e5"));
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e6"));
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e25"));
+}
+
+TEST_F(ProcessTest, OldRunDirectories_AreLeftAloneWhileAttemptsEnd) {
+  for (int epoch = 1; epoch <= 25; ++epoch) {
+    ASSERT_TRUE(std::filesystem::create_directory(absl::StrCat(directory_, "/old.e", epoch)));
+  }
+  host_->Prune({});
+  host_->Prune({});
+  host_->Carry(AttachRank{kRank});
+  events_.Next<RankNotStarted>();
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/old.e5"));
 }
 
 TEST(ProcTest, OpenProcess_WithAnotherStartTime_FindsNothing) {

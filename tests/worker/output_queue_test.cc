@@ -13,10 +13,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "base/clock.h"
-#include "base/file_system.h"
 #include "base/mutex.h"
 #include "tests/support/status_matchers.h"
-#include "worker/daemon/state_directory.h"
 
 namespace muster::worker {
 namespace {
@@ -151,13 +149,23 @@ TEST_F(OutputQueueTest, RecordsThatWaitForTheDisk_AreOneGroup) {
 
 TEST_F(OutputQueueTest, SlowDisk_StopsNeitherTimersNorHeartbeats) {
   EXPECT_THAT(Add({}, {Observed(1, 1)}), ElementsAre("observed 1"));
-  EXPECT_THAT(Add({"a"}, {Reply(1), Observed(1, 2), ArmTimer{}}),
-              ElementsAre("observed 1", "timer"));
+  EXPECT_THAT(Add({"a"}, {Reply(1), Observed(1, 2), ArmTimer{}}), ElementsAre("timer"));
   EXPECT_THAT(Add({}, {Observed(1, 3), ArmTimer{}}), ElementsAre("observed 1", "timer"));
   EXPECT_THAT(Add({}, {Observed(1, 4)}), ElementsAre("observed 1"));
   Disk(absl::OkStatus());
   // The newest says all that those before said.
   EXPECT_THAT(Await(2), ElementsAre("reply 1", "observed 4"));
+}
+
+TEST_F(OutputQueueTest, RecordsWithoutEnd_DoNotHoldBackWhatIsDurable) {
+  Add({"a"}, {Observed(1, 1)});
+  AwaitWrites(1);
+  Add({"b"}, {Observed(1, 2)});
+  Add({"c"}, {Observed(1, 3)});
+  Add({"d"}, {Observed(1, 4)});
+  Disk(absl::OkStatus());
+  // The last says what those between said, for which it is as durable.
+  EXPECT_THAT(Await(2), ElementsAre("observed 1", "observed 4"));
 }
 
 TEST_F(OutputQueueTest, ObservedOfAnEarlierSession_IsNotRepeatedInTheNext) {
@@ -193,97 +201,6 @@ TEST_F(OutputQueueTest, FailedWrite_CarriesNothingOutAndIsReportedOnce) {
   EXPECT_THAT(Await(1), ElementsAre("failed: disk full"));
   EXPECT_THAT(Add({"c"}, {Reply(3)}), IsEmpty());
   EXPECT_THAT(Add({}, {Reply(4)}), IsEmpty());
-}
-
-// ---- files --------------------------------------------------------------------------------------
-
-// Counts syncs; everything else is the file system's.
-class CountingFiles : public FileSystem {
- public:
-  int file_syncs = 0;
-  int directory_syncs = 0;
-  MemoryFileSystem& memory() { return *files_; }
-
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
-    absl::StatusOr<std::unique_ptr<WritableFile>> file = files_->Create(path);
-    if (!file.ok()) return file;
-    return std::make_unique<File>(*std::move(file), file_syncs);
-  }
-  absl::StatusOr<std::string> Read(const std::string& path) override { return files_->Read(path); }
-  absl::StatusOr<std::string> ReadRange(const std::string& path, int64_t offset,
-                                        int64_t length) override {
-    return files_->ReadRange(path, offset, length);
-  }
-  absl::StatusOr<int64_t> Size(const std::string& path) override { return files_->Size(path); }
-  bool Exists(const std::string& path) override { return files_->Exists(path); }
-  absl::Status MakeDirectory(const std::string& path) override {
-    return files_->MakeDirectory(path);
-  }
-  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
-    return files_->List(path);
-  }
-  absl::Status Rename(const std::string& from, const std::string& to) override {
-    return files_->Rename(from, to);
-  }
-  absl::Status SyncDirectory(const std::string& path) override {
-    ++directory_syncs;
-    return files_->SyncDirectory(path);
-  }
-  absl::Status RemoveFile(const std::string& path) override { return files_->RemoveFile(path); }
-  absl::Status RemoveTree(const std::string& path) override { return files_->RemoveTree(path); }
-
- private:
-  class File : public WritableFile {
-   public:
-    File(std::unique_ptr<WritableFile> file, int& syncs) : file_(std::move(file)), syncs_(syncs) {}
-    absl::Status Append(absl::string_view bytes) override { return file_->Append(bytes); }
-    absl::Status Sync() override {
-      ++syncs_;
-      return file_->Sync();
-    }
-    absl::Status Close() override { return file_->Close(); }
-
-   private:
-    const std::unique_ptr<WritableFile> file_;
-    int& syncs_;
-  };
-  std::unique_ptr<MemoryFileSystem> files_ = MemoryFileSystem::Make();
-};
-
-TEST(WriteRecordsTest, Group_SyncsEachFileOnceAndTheDirectoryOnce) {
-  CountingFiles files;
-  ASSERT_OK(files.MakeDirectory("/records"));
-  ASSERT_OK(WriteRecords(files, "/records", {{"gone", "1"}, {"a", "1"}}));
-  files.file_syncs = files.directory_syncs = 0;
-  ASSERT_OK(WriteRecords(
-      files, "/records",
-      {{"a", "2"}, {"b", "1"}, {"gone", "2"}, {"a", "3"}, {"gone", {}}, {"never", {}}}));
-  EXPECT_EQ(files.file_syncs, 2);  // a and b
-  EXPECT_EQ(files.directory_syncs, 1);
-  files.memory().Crash();
-  ASSERT_OK_AND_ASSIGN(const auto names, files.List("/records"));
-  EXPECT_THAT(names, ElementsAre("a", "b"));
-  EXPECT_EQ(files.Read("/records/a").value(), "3");
-  EXPECT_EQ(files.Read("/records/b").value(), "1");
-}
-
-TEST(WriteRecordsTest, NoRecords_TouchNothing) {
-  CountingFiles files;
-  ASSERT_OK(WriteRecords(files, "/absent", {}));
-  EXPECT_EQ(files.directory_syncs, 0);
-}
-
-TEST(WriteRecordsTest, FailedWrite_KeepsWhatWasThere) {
-  CountingFiles files;
-  ASSERT_OK(files.MakeDirectory("/records"));
-  ASSERT_OK(WriteRecords(files, "/records", {{"a", "1"}}));
-  files.memory().FailWrites(true);
-  EXPECT_THAT(WriteRecords(files, "/records", {{"b", "1"}, {"a", "2"}}),
-              StatusIs(absl::StatusCode::kUnavailable));
-  files.memory().FailWrites(false);
-  files.memory().Crash();
-  EXPECT_EQ(files.Read("/records/a").value(), "1");
-  EXPECT_FALSE(files.Exists("/records/b"));
 }
 
 }  // namespace

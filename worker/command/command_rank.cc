@@ -1,7 +1,7 @@
 #include "worker/command/command_rank.h"
 
-#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -52,7 +52,8 @@ absl::StatusOr<v1::RankAssignment> ReadAssignment(const std::string& path) {
   v1::RankAssignment assignment;
   if (!assignment.ParseFromString(bytes) || assignment.job_id().empty() ||
       assignment.world_size() < 1 || assignment.rank() < 0 ||
-      assignment.rank() >= assignment.world_size() || assignment.spec().command_size() == 0) {
+      assignment.rank() >= assignment.world_size() || assignment.spec().command_size() == 0 ||
+      assignment.daemon_socket().empty()) {
     return absl::InvalidArgumentError(path + " is not the assignment of a rank with a command");
   }
   return assignment;
@@ -88,6 +89,31 @@ void ChooseRestore(const v1::RankAssignment& assignment, CommandStart& start) {
   }
 }
 
+struct CommandStartup {
+  const char* program;
+  char* const* argv;
+  char* const* envp;
+  pid_t rank;     // this process
+  int error = 0;  // of execve, left by the child
+};
+constexpr size_t kStartupStackBytes = 64 << 10;
+
+// The child until its program runs. It has the memory of its parent, which waits meanwhile, so that
+// no page of it is copied to be thrown away; hence calls of the system alone.
+int BecomeCommand(void* argument) {
+  CommandStartup& startup = *static_cast<CommandStartup*>(argument);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != startup.rank) ::_exit(kExitNoProgram);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0);
+  ::execve(startup.program, startup.argv, startup.envp);
+  startup.error = errno;
+  ::_exit(kExitNoProgram);
+}
+
 class CommandRank {
  public:
   explicit CommandRank(const v1::RankAssignment& assignment)
@@ -98,7 +124,8 @@ class CommandRank {
 
  private:
   int Fail(v1::Cause cause, const std::string& message, int code);
-  absl::Status Start();
+  // Begins to talk to the daemon.
+  void Connect();
   absl::StatusOr<CommandStart> Agree();
   // The status of execve, in the child's place.
   absl::Status Launch(const std::string& program, const std::vector<std::string>& environment);
@@ -111,6 +138,8 @@ class CommandRank {
   CommandProgress progress_;
   ProgressFile file_;
   std::optional<MasterPort> port_;  // of rank 0, for as long as this process lives
+  // Null until there is something to say that cannot wait for the end: threads, a connection and a
+  // report would be most of what a short command costs.
   std::unique_ptr<DaemonClient> client_;
   std::atomic<bool> aborted_ = false;
   std::atomic<pid_t> child_ = 0;
@@ -122,7 +151,8 @@ void CommandRank::WriteExit(v1::Cause cause, const std::string& message) {
   report.set_cause(cause);
   report.set_message(message);
   *report.mutable_progress() = progress_.progress();
-  const absl::Status written = PosixFileSystem()->WriteAtomically(
+  // Not synced: after a crash of the machine a rank that no daemon has reported was lost with it.
+  const absl::Status written = PosixFileSystem()->WriteUnsynced(
       assignment_.run_directory() + kRankExitFile, report.SerializeAsString());
   if (!written.ok()) Say(absl::StrCat("cannot write the exit report: ", written.ToString()));
 }
@@ -163,52 +193,32 @@ absl::Status CommandRank::Launch(const std::string& program,
                                            assignment_.spec().command().end());
   const std::vector<char*> argv = Pointers(arguments);
   const std::vector<char*> envp = Pointers(environment);
-  int result[2];
-  if (::pipe2(result, O_CLOEXEC) != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
-  }
   // A signal that comes before the command runs is passed on below.
   struct sigaction action = {};
   action.sa_handler = OnTerminate;
   action.sa_flags = SA_RESTART;
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaction(number, &action, nullptr);
-  const pid_t self = ::getpid();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    // Only calls that are safe between fork and exec: other threads may have held locks.
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != self) ::_exit(kExitNoProgram);
-    for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    ::dup2(result[1], STDERR_FILENO + 1);
-    ::fcntl(STDERR_FILENO + 1, F_SETFD, FD_CLOEXEC);
-    ::syscall(SYS_close_range, STDERR_FILENO + 2, ~0U, 0);
-    ::execve(program.c_str(), argv.data(), envp.data());
-    const int error = errno;
-    (void)!::write(STDERR_FILENO + 1, &error, sizeof(error));
-    ::_exit(kExitNoProgram);
-  }
-  ::close(result[1]);
+  CommandStartup startup = {program.c_str(), argv.data(), envp.data(), ::getpid()};
+  // No handler runs in the child, whose memory is this process's.
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::vector<char> stack(kStartupStackBytes);
+  const pid_t child = ::clone(BecomeCommand, stack.data() + stack.size(),
+                              CLONE_VM | CLONE_VFORK | SIGCHLD, &startup);
+  const int failed = errno;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (child < 0) {
-    const int error = errno;
-    ::close(result[0]);
-    return absl::UnavailableError(absl::StrCat("cannot fork: ", std::strerror(error)));
+    return absl::UnavailableError(absl::StrCat("cannot fork: ", std::strerror(failed)));
   }
-  int error = 0;
-  ssize_t got = 0;
-  do {
-    got = ::read(result[0], &error, sizeof(error));
-  } while (got < 0 && errno == EINTR);
-  ::close(result[0]);
-  if (got == sizeof(error)) {
+  if (startup.error != 0) {
     ::waitpid(child, nullptr, 0);
-    return absl::InvalidArgumentError(absl::StrCat(
-        std::strerror(error),
-        error == ENOEXEC  ? ": it is no program and has no #! line; name its interpreter first"
-        : error == ENOENT ? ": the interpreter of its #! line does not exist"
-                          : ""));
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::strerror(startup.error),
+                     startup.error == ENOEXEC
+                         ? ": it is no program and has no #! line; name its interpreter first"
+                     : startup.error == ENOENT ? ": the interpreter of its #! line does not exist"
+                                               : ""));
   }
   child_ = child;
   if (terminated != 0) ::kill(child, SIGTERM);
@@ -223,6 +233,7 @@ void CommandRank::ReadProgress(bool last) {
   }
   progress_.Take(read.reports, absl::Now());
   for (const std::string& problem : progress_.TakeProblems()) Say(problem);
+  if (!read.reports.empty()) Connect();
   for (const v1::CheckpointRecord& record : progress_.TakeCheckpoints()) client_->Commit(record);
   if (!read.reports.empty()) client_->Report(progress_.progress());
 }
@@ -239,6 +250,10 @@ void CommandRank::WaitForEnd() {
       ended = ::waitpid(child_, &status_, WNOHANG);
     } while (ended < 0 && errno == EINTR);
     if (ended != 0) break;
+    if (client_ == nullptr) {
+      Connect();
+      client_->ReportNow(progress_.progress());
+    }
     // Sent to the group, it does not reach a command that has made a group of its own.
     if (terminated != 0 && !passed_on && ::getpgid(child_) != ::getpgrp()) {
       passed_on = true;
@@ -259,7 +274,8 @@ void CommandRank::WaitForEnd() {
   ReadProgress(/*last=*/true);
 }
 
-int CommandRank::Run() {
+void CommandRank::Connect() {
+  if (client_ != nullptr) return;
   DaemonClientOptions options = DaemonClientOptions::From(assignment_);
   options.on_aborted = [this](const absl::Status& why) {
     aborted_ = true;
@@ -267,12 +283,13 @@ int CommandRank::Run() {
     WriteExit(v1::CAUSE_CANCELLED, absl::StrCat("the attempt is over: ", why.message()));
     ::_exit(kExitCannotRun);
   };
-  progress_.SetPhase("starting");
   absl::StatusOr<std::unique_ptr<DaemonClient>> client = DaemonClient::Make(std::move(options));
-  if (!client.ok()) {
-    return Fail(v1::CAUSE_LAUNCH, std::string(client.status().message()), kExitCannotRun);
-  }
+  CHECK_OK(client.status());  // the assignment names a socket
   client_ = *std::move(client);
+}
+
+int CommandRank::Run() {
+  progress_.SetPhase("starting");
   const std::string where = absl::StrCat(" on worker ", assignment_.worker());
   // Looked up first: ranks that wait for each other should not hide that there is no program.
   absl::StatusOr<std::string> program =
@@ -283,7 +300,10 @@ int CommandRank::Run() {
                 kExitNoProgram);
   }
   progress_.SetPhase("bootstrapping");
-  client_->ReportNow(progress_.progress());
+  if (assignment_.world_size() > 1) {
+    Connect();
+    client_->ReportNow(progress_.progress());
+  }
   const absl::StatusOr<CommandStart> start = Agree();
   if (!start.ok()) {
     return Fail(absl::IsAborted(start.status()) ? v1::CAUSE_CANCELLED : v1::CAUSE_LAUNCH,
@@ -301,13 +321,15 @@ int CommandRank::Run() {
   }
   progress_.SetPid(child_);
   progress_.SetPhase("running");
-  client_->ReportNow(progress_.progress());
+  if (client_ != nullptr) client_->ReportNow(progress_.progress());
   WaitForEnd();
   // The daemon finds commits that it has not taken in the run directory, and the last progress in
   // the exit report, so that nothing has to be waited for.
   const bool failed = !WIFEXITED(status_) || WEXITSTATUS(status_) != 0;
-  WriteExit(v1::CAUSE_UNSPECIFIED,
-            failed ? ReadErrorFile(assignment_.run_directory() + kCommandErrorFile) : "");
+  if (failed || progress_.progress().reports()) {
+    WriteExit(v1::CAUSE_UNSPECIFIED,
+              failed ? ReadErrorFile(assignment_.run_directory() + kCommandErrorFile) : "");
+  }
   return WIFEXITED(status_) ? WEXITSTATUS(status_) : -WTERMSIG(status_);
 }
 

@@ -78,25 +78,26 @@ std::map<int64_t, int64_t> ListFiles(const std::string& directory) {
 absl::StatusOr<LogWriter> LogWriter::Open(const std::string& directory, const LogLimits& limits) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (!error) std::filesystem::create_directories(directory + kTimes, error);
   if (error) return Failed("create", directory, error.value());
   LogWriter writer(directory, limits);
   const std::map<int64_t, int64_t> files = ListFiles(directory);
-  const int64_t start = files.empty() ? 0 : files.rbegin()->first;
-  RETURN_IF_ERROR(writer.OpenFile(start));
-  writer.size_ = files.empty() ? 0 : files.rbegin()->second;
+  if (!files.empty()) {
+    writer.start_ = files.rbegin()->first;
+    writer.size_ = files.rbegin()->second;
+  }
   return writer;
 }
 
-absl::Status LogWriter::OpenFile(int64_t start) {
+absl::Status LogWriter::OpenFile(int64_t start, int64_t size) {
   const std::string path = FilePath(directory_, start);
   file_.Reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   if (!file_.valid()) return Failed("open", path, errno);
+  ::mkdir((directory_ + kTimes).c_str(), 0755);  // without it no times are known
   times_.Reset(::open(TimesPath(directory_, start).c_str(),
                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   marked_ = absl::InfinitePast();  // each file begins with a mark
   start_ = start;
-  size_ = 0;
+  size_ = size;
   std::map<int64_t, int64_t> files = ListFiles(directory_);
   while (static_cast<int>(files.size()) > std::max(1, limits_.files_max)) {
     ::unlink(FilePath(directory_, files.begin()->first).c_str());
@@ -116,7 +117,11 @@ void LogWriter::Mark(absl::Time now) {
 
 absl::Status LogWriter::Append(absl::string_view bytes, absl::Time now) {
   while (!bytes.empty()) {
-    if (size_ >= limits_.bytes_max) RETURN_IF_ERROR(OpenFile(start_ + size_));
+    if (size_ >= limits_.bytes_max) {
+      RETURN_IF_ERROR(OpenFile(start_ + size_, 0));
+    } else if (!file_.valid()) {
+      RETURN_IF_ERROR(OpenFile(start_, size_));
+    }
     Mark(now);
     const size_t space = static_cast<size_t>(std::max<int64_t>(1, limits_.bytes_max - size_));
     const ssize_t written = ::write(file_.get(), bytes.data(), std::min(bytes.size(), space));
@@ -133,6 +138,7 @@ absl::Status LogWriter::Append(absl::string_view bytes, absl::Time now) {
 absl::StatusOr<LogChunk> ReadLog(const std::string& directory, int64_t offset, int64_t length_max) {
   const std::map<int64_t, int64_t> files = ListFiles(directory);
   if (files.empty()) {
+    if (::access(directory.c_str(), F_OK) == 0) return LogChunk{.end = true};
     return absl::NotFoundError(absl::StrCat("there is no log in ", directory));
   }
   const int64_t total = files.rbegin()->first + files.rbegin()->second;

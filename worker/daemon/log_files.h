@@ -26,7 +26,8 @@ struct LogLimits {
 // Thread: one. One writer per directory.
 class LogWriter {
  public:
-  // Continues where the last writer stopped. kUnavailable names the directory.
+  // Continues where the last writer stopped; makes the directory, and a file in it once there is
+  // something to write. kUnavailable names the directory.
   static absl::StatusOr<LogWriter> Open(const std::string& directory, const LogLimits& limits);
   // `now`: when the bytes were read. kUnavailable (disk full): the bytes are lost, later ones may
   // be written.
@@ -36,13 +37,13 @@ class LogWriter {
  private:
   LogWriter(std::string directory, const LogLimits& limits)
       : directory_(std::move(directory)), limits_(limits) {}
-  absl::Status OpenFile(int64_t start);
+  absl::Status OpenFile(int64_t start, int64_t size);
   // What cannot be marked is lost alone.
   void Mark(absl::Time now);
 
   std::string directory_;
   LogLimits limits_;
-  UniqueFd file_;
+  UniqueFd file_;  // not valid before the first Append
   UniqueFd times_;
   absl::Time marked_ = absl::InfinitePast();
   int64_t start_ = 0;  // of the current file

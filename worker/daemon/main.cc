@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,7 +34,9 @@
 #include "worker/daemon/machine.h"
 #include "worker/daemon/metrics.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/shim_server.h"
 #include "worker/daemon/supervise.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
@@ -279,12 +282,21 @@ int Serve(Flags& flags, const std::string& self) {
 
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (!arguments.empty() && arguments[0] == "shim") return RunShim(ParseShimArguments(arguments));
-  if (arguments.size() == 2 && arguments[0] == "command") return RunCommandRank(arguments[1]);
+  if (arguments.size() == 2 && arguments[0] == kCommandVerb) return RunCommandRank(arguments[1]);
+  if (!arguments.empty() && arguments[0] == kShimVerb) {
+    return RunShim(ParseShimArguments(arguments));
+  }
 
   std::error_code error;
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
   if (error) return Complain("cannot read /proc/self/exe: " + error.message());
+  if (!arguments.empty() && arguments[0] == kShimServerVerb) {
+    return RunShimServer(argc, argv, [&self](const std::vector<std::string>& command) {
+      const bool here = command.size() == 3 && command[0] == self && command[1] == kCommandVerb;
+      return here ? std::function<int()>([&command] { return RunCommandRank(command[2]); })
+                  : nullptr;
+    });
+  }
   if (!arguments.empty() && arguments[0] == "supervise") {
     return Supervise(self, {arguments.begin() + 1, arguments.end()});
   }

@@ -1,6 +1,5 @@
 #include "worker/daemon/output_queue.h"
 
-#include <algorithm>
 #include <iterator>
 #include <utility>
 #include <variant>
@@ -30,7 +29,8 @@ OutputQueue::~OutputQueue() {
 }
 
 void OutputQueue::Add(DaemonOutput output) {
-  if (!output.records.empty()) Push(std::move(output.records));
+  const bool changed = !output.records.empty();
+  if (changed) Push(std::move(output.records));
   Waiting waiting{added_, {}};
   const bool wait = added_ > durable_;
   for (DaemonAction& action : output.actions) {
@@ -39,7 +39,7 @@ void OutputQueue::Add(DaemonOutput output) {
       continue;
     }
     if (const SendToCoordinator* observed = AsObserved(action)) {
-      RepeatObserved(observed->session);
+      if (!changed) RepeatObserved(observed->session);
       DropWaitingObserved();
     }
     waiting.actions.push_back(std::move(action));
@@ -57,20 +57,33 @@ void OutputQueue::RepeatObserved(SessionId session) {
 }
 
 void OutputQueue::DropWaitingObserved() {
+  bool kept = false;
   for (Waiting& waiting : waiting_) {
-    auto& actions = waiting.actions;
-    actions.erase(std::remove_if(actions.begin(), actions.end(),
-                                 [](const DaemonAction& a) { return AsObserved(a) != nullptr; }),
-                  actions.end());
+    std::vector<DaemonAction> actions;
+    for (DaemonAction& action : waiting.actions) {
+      if (AsObserved(action) != nullptr) {
+        if (kept || waiting.after == added_) continue;
+        kept = true;
+      }
+      actions.push_back(std::move(action));
+    }
+    waiting.actions = std::move(actions);
   }
 }
 
 void OutputQueue::Release(uint64_t durable) {
   durable_ = durable;
+  std::vector<DaemonAction> due;
+  size_t newest = 0;  // behind the newest Observed, which says all that those before say
   while (!waiting_.empty() && waiting_.front().after <= durable) {
-    const Waiting due = std::move(waiting_.front());
+    for (DaemonAction& action : waiting_.front().actions) {
+      due.push_back(std::move(action));
+      if (AsObserved(due.back()) != nullptr) newest = due.size();
+    }
     waiting_.pop_front();
-    for (const DaemonAction& action : due.actions) Carry(action);
+  }
+  for (size_t i = 0; i < due.size(); ++i) {
+    if (AsObserved(due[i]) == nullptr || i + 1 == newest) Carry(std::move(due[i]));
   }
 }
 

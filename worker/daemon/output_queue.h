@@ -20,9 +20,9 @@ namespace muster::worker {
 // Persists before it acts: an action is carried out when the records of its output and of every
 // output before it are durable. All records that wait are written as one group.
 //
-// The loop does not wait for the disk. While an Observed waits behind records, the newest one that
-// has been sent in its session is sent again in its place: the coordinator hears the daemon, and
-// learns nothing that is not durable.
+// The loop does not wait for the disk. In place of a heartbeat, an Observed without changes, that
+// waits behind records, the newest one that has been sent in its session is sent again: the
+// coordinator hears the daemon, and learns nothing that is not durable.
 class OutputQueue {
  public:
   struct Parts {
@@ -57,7 +57,9 @@ class OutputQueue {
   void Release(uint64_t durable);
   void Carry(DaemonAction action);
   void RepeatObserved(SessionId session);
-  // Keeps only the newest Observed of those that wait.
+  // Of the Observed that wait, before another one does: drops those that wait for no less than it
+  // will, and of the others all but the first. So the coordinator hears of what becomes durable
+  // also while there is always something that is not yet.
   void DropWaitingObserved();
 
   Loop& loop_;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -28,11 +29,12 @@
 #include "worker/daemon/event_thread.h"
 #include "worker/daemon/proc.h"
 #include "worker/daemon/rank_end.h"
+#include "worker/daemon/rank_environment.h"
 #include "worker/daemon/rank_files.h"
 #include "worker/daemon/run_files.h"
 #include "worker/daemon/shim.h"
+#include "worker/daemon/shim_server.h"
 #include "worker/daemon/sockets.h"
-#include "worker/daemon/spawn_shim.h"
 
 namespace muster::worker {
 namespace {
@@ -60,6 +62,8 @@ std::string LastLine(const std::string& path) {
   return last;
 }
 
+constexpr int kRemovedAtATime = 20;  // old attempt directories
+
 bool RunsCommand(const v1::RankAssignment& rank) { return rank.spec().command_size() > 0; }
 
 class Host : public ProcessHost {
@@ -67,9 +71,14 @@ class Host : public ProcessHost {
   Host(ProcessHostOptions options, const Clock& clock, std::shared_ptr<Logger> log,
        std::function<void(DaemonEvent)> post)
       : options_(std::move(options)),
+        clock_(clock),
         log_(std::move(log)),
         post_(std::move(post)),
-        thread_(clock, [this] { return !processes_.empty() || !shims_.empty(); }) {}
+        shim_server_(options_.shim_binary),
+        thread_(clock, [this] { return !processes_.empty() || !shims_.empty(); }) {
+    // A start that fails is tried again, and told, when a rank is to start.
+    thread_.Post([this] { shim_server_.Start().IgnoreError(); });
+  }
 
   void Carry(PrepareAttempt action) override {
     thread_.Post([this, action = std::move(action)] { Prepare(action); });
@@ -91,7 +100,13 @@ class Host : public ProcessHost {
         [this, action = std::move(action)] { Release(action.rank, kRetry, absl::ZeroDuration()); });
   }
   void Prune(std::set<std::string> held) override {
-    thread_.Post([this, held = std::move(held)] { PruneNow(held); });
+    thread_.Post([this, held = std::move(held)]() mutable {
+      held_ = std::move(held);
+      ++prunes_asked_;
+      if (prune_by_.has_value()) return;
+      prune_by_ = clock_.Monotonic() + options_.prune_within;
+      AwaitPrune();
+    });
   }
   void EndAll(absl::Duration grace, absl::Duration patience) override;
 
@@ -107,7 +122,7 @@ class Host : public ProcessHost {
     v1::HeldByRank held;
   };
 
-  // A shim that this daemon started, and so has to reap.
+  // A shim that this daemon started.
   struct Shim {
     WatchId watch;
     UniqueFd pidfd;
@@ -127,7 +142,7 @@ class Host : public ProcessHost {
   absl::StatusOr<v1::RankAssignment> WriteAssignment(
       const RankKey& key, const v1::RankAssignment& given,
       const std::optional<security::Account>& account);
-  void WatchShim(pid_t pid);
+  void WatchShim(UniqueFd pidfd);
   void ReadHandshake(const RankKey& key);
   void Attach(const RankKey& key);
   void AwaitEnd(const RankKey& key);
@@ -141,17 +156,25 @@ class Host : public ProcessHost {
   bool SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user);
   // True when the memory of the rank's device is back, or will not come back.
   bool DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited);
-  void PruneNow(const std::set<std::string>& held);
+  void AwaitPrune();
+  void FindOld();
+  void RemoveOld();
   // An attempt's directory, with what its ranks' accounts have of it.
   absl::Status Remove(const std::string& attempt);
 
   const ProcessHostOptions options_;
+  const Clock& clock_;
   const std::shared_ptr<Logger> log_;
   const std::function<void(DaemonEvent)> post_;
   // On the thread only.
   std::map<RankKey, Process> processes_;
-  std::map<pid_t, Shim> shims_;
-  EventThread thread_;  // last: it uses everything above
+  std::map<int, Shim> shims_;  // by descriptor
+  ShimServer shim_server_;
+  std::set<std::string> held_;  // attempt directories that are never removed
+  uint64_t prunes_asked_ = 0;
+  std::optional<absl::Duration> prune_by_;  // while one is awaited or under way
+  std::deque<std::filesystem::path> old_;   // to be removed
+  EventThread thread_;                      // last: it uses everything above
 };
 
 // ---- preparing and starting ---------------------------------------------------------------------
@@ -232,8 +255,9 @@ absl::StatusOr<v1::RankAssignment> Host::WriteAssignment(
     const std::optional<security::Account>& account) {
   const std::string run_directory = RunDirectory(key);
   v1::RankAssignment assignment = given;
-  RETURN_IF_ERROR(PosixFileSystem()->WriteAtomically(run_directory + kAssignmentFile,
-                                                     assignment.SerializeAsString()));
+  // After a crash of the machine it has no rank to be read by.
+  RETURN_IF_ERROR(PosixFileSystem()->WriteUnsynced(run_directory + kAssignmentFile,
+                                                   assignment.SerializeAsString()));
   if (!account.has_value()) return assignment;
   RETURN_IF_ERROR(
       MakeRankDirectory(run_directory, options_.users_directory, RunDirectoryName(key), *account));
@@ -260,13 +284,13 @@ absl::Status Host::Launch(const StartRank& action) {
   if (account.has_value()) {
     shim.user = {account->uid, account->gid, account->groups, assignment.run_directory()};
   }
-  v1::HeldByRank held;
   if (options_.device_bytes) {
     if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
+      v1::HeldByRank held;
       held.set_device_bytes_before(*bytes);
+      RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
     }
   }
-  RETURN_IF_ERROR(files->WriteAtomically(run_directory + kHeldFile, held.SerializeAsString()));
   shim.run_directory = run_directory;
   shim.working_directory = assignment.spec().working_directory();
   if (shim.working_directory.empty()) {
@@ -280,7 +304,7 @@ absl::Status Host::Launch(const StartRank& action) {
   if (options_.command) {
     shim.command = options_.command(assignment);
   } else if (RunsCommand(assignment)) {
-    shim.command = {options_.shim_binary, "command", assignment_path};
+    shim.command = {options_.shim_binary, kCommandVerb, assignment_path};
   } else {
     shim.command = {options_.rank_binary, "--assignment", assignment_path};
     if (!options_.rank_log_format.empty()) {
@@ -296,22 +320,22 @@ absl::Status Host::Launch(const StartRank& action) {
   process = Process();
   process.handshake.Reset(sockets[0]);
   const UniqueFd theirs(sockets[1]);
-  ASSIGN_OR_RETURN(const pid_t pid, SpawnShim(options_.shim_binary, shim, theirs.get(), assignment,
-                                              secrets, account));
-  WatchShim(pid);
+  ASSIGN_OR_RETURN(
+      UniqueFd pidfd,
+      shim_server_.Fork(shim, RankEnvironment(assignment, secrets, account), theirs.get()));
+  if (pidfd.valid()) WatchShim(std::move(pidfd));
   process.watch =
       thread_.Watch(process.handshake.get(), [this, key = action.rank] { ReadHandshake(key); });
   return absl::OkStatus();
 }
 
-void Host::WatchShim(pid_t pid) {
-  Shim& shim = shims_[pid];
-  shim.pidfd.Reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  CHECK(shim.pidfd.valid()) << std::strerror(errno);  // unreaped, so it exists
-  shim.watch = thread_.Watch(shim.pidfd.get(), [this, pid] {
-    thread_.Unwatch(shims_[pid].watch);
-    ::waitpid(pid, nullptr, WNOHANG);
-    shims_.erase(pid);
+void Host::WatchShim(UniqueFd pidfd) {
+  const int fd = pidfd.get();
+  Shim& shim = shims_[fd];
+  shim.pidfd = std::move(pidfd);
+  shim.watch = thread_.Watch(fd, [this, fd] {
+    thread_.Unwatch(shims_[fd].watch);
+    shims_.erase(fd);
   });
 }
 
@@ -329,7 +353,7 @@ void Host::ReadHandshake(const RankKey& key) {
   thread_.Unwatch(process.watch);
   processes_.erase(key);
   if (ReadShimRecord(RunDirectory(key)).has_value()) return Attach(key);
-  const std::string log = RunDirectory(key) + kShimErrorFile;
+  const std::string log = RunDirectory(key) + kShimLockFile;
   post_(RankNotStarted{key,
                        absl::UnavailableError(absl::StrCat(
                            "the supervisor of ", ToString(key), " could not start on worker ",
@@ -398,7 +422,7 @@ void Host::LookAtSockets(const RankKey& key, pid_t rank_pid, size_t look) {
   }
   if (changed) {
     const absl::Status written =
-        PosixFileSystem()->WriteAtomically(RunDirectory(key) + kHeldFile, held.SerializeAsString());
+        PosixFileSystem()->WriteUnsynced(RunDirectory(key) + kHeldFile, held.SerializeAsString());
     if (!written.ok()) {
       log_->Warning("cannot record what a rank holds", {{"job", key.attempt.job.value()},
                                                         {"epoch", key.attempt.epoch.value()},
@@ -495,10 +519,14 @@ void Host::Release(const RankKey& key, absl::Duration retry, absl::Duration wait
     }
   }
   const std::optional<uid_t> user = RankFiles(run_directory).uid();
-  for (const pid_t pid :
-       FindProcesses(session, kRunDirectoryVariable, RankDirectory(run_directory), user)) {
-    clean = false;
-    ::kill(pid, SIGKILL);
+  const std::optional<v1::ShimExit> exit = ReadShimExit(run_directory);
+  // Where the shim has found that nothing was left, nothing has to be looked for.
+  if (!exit.has_value() || !exit->left_none()) {
+    for (const pid_t pid :
+         FindProcesses(session, kRunDirectoryVariable, RankDirectory(run_directory), user)) {
+      clean = false;
+      ::kill(pid, SIGKILL);
+    }
   }
   if (clean) {
     const v1::HeldByRank held = ReadHeld(run_directory).value_or(v1::HeldByRank());
@@ -527,7 +555,17 @@ absl::Status Host::Remove(const std::string& attempt) {
   return PosixFileSystem()->RemoveTree(attempt);
 }
 
-void Host::PruneNow(const std::set<std::string>& held) {
+void Host::AwaitPrune() {
+  thread_.After(std::min(options_.prune_after, *prune_by_ - clock_.Monotonic()),
+                [this, asked = prunes_asked_] {
+                  const bool quiet = asked == prunes_asked_;
+                  if (!quiet && clock_.Monotonic() < *prune_by_) return AwaitPrune();
+                  FindOld();
+                  RemoveOld();
+                });
+}
+
+void Host::FindOld() {
   namespace fs = std::filesystem;
   std::error_code error;
   std::vector<std::pair<fs::file_time_type, fs::path>> ended;
@@ -535,18 +573,28 @@ void Host::PruneNow(const std::set<std::string>& held) {
        it.increment(error)) {
     std::error_code gone;
     const auto written = it->last_write_time(gone);
-    if (!gone && held.count(it->path().filename().string()) == 0) {
+    if (!gone && held_.count(it->path().filename().string()) == 0) {
       ended.emplace_back(written, it->path());
     }
   }
   std::sort(ended.begin(), ended.end());
-  for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) {
-    const absl::Status removed = Remove(ended[i].second.string());
+  for (size_t i = 0; i + kAttemptsKept < ended.size(); ++i) old_.push_back(ended[i].second);
+}
+
+// A few at a time: between them ranks are started and their ends are seen.
+void Host::RemoveOld() {
+  for (int i = 0; i < kRemovedAtATime && !old_.empty(); ++i) {
+    const std::filesystem::path path = std::move(old_.front());
+    old_.pop_front();
+    if (held_.count(path.filename().string()) > 0) continue;
+    const absl::Status removed = Remove(path.string());
     if (!removed.ok()) {
       log_->Warning("cannot remove an old run directory",
-                    {{"path", ended[i].second.string()}, {"error", removed.ToString()}});
+                    {{"path", path.string()}, {"error", removed.ToString()}});
     }
   }
+  if (!old_.empty()) return thread_.Post([this] { RemoveOld(); });
+  prune_by_.reset();
 }
 
 void Host::EndAll(absl::Duration grace, absl::Duration patience) {

@@ -45,6 +45,11 @@ struct ProcessHostOptions {
   std::function<std::optional<int64_t>(const std::string& device)> device_bytes;
   // For so long the driver may take to give a device's memory back once the rank has ended.
   absl::Duration device_patience = absl::Seconds(50);
+  // Old attempt directories are removed once Prune was not called for `prune_after`, and at the
+  // latest `prune_within` after it was. File systems look for a place for a new file among all that
+  // were removed a short while ago, so that removals beside short jobs would slow their starts.
+  absl::Duration prune_after = absl::Seconds(5);
+  absl::Duration prune_within = absl::Seconds(60);
 };
 
 // Owns one thread. Methods may be called from any thread and return at once, but for EndAll;
@@ -65,7 +70,8 @@ class ProcessHost {
   virtual void Carry(ReassignRank action) = 0;
   virtual void Carry(SignalRank action) = 0;
   virtual void Carry(VerifyRelease action) = 0;
-  // Removes the oldest attempt directories beyond kAttemptsKept; never one named in `held`.
+  // Removes the oldest attempt directories beyond kAttemptsKept, soon; never one named in the
+  // newest `held`.
   virtual void Prune(std::set<std::string> held) = 0;
   // SIGTERM to every rank that runs, SIGKILL after `grace`; returns when none is left, or after
   // `grace` and `patience` more.

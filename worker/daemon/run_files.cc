@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
+#include "base/status_macros.h"
 #include "worker/daemon/core/limits.h"
 #include "worker/daemon/rank_files.h"
 
@@ -39,14 +40,14 @@ std::optional<Message> ReadBytes(const std::string& path) {
 }
 
 template <typename Message>
-absl::Status WriteJson(const std::string& path, const Message& message) {
+absl::StatusOr<std::string> JsonOf(const Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   std::string text;
   const auto status = google::protobuf::util::MessageToJsonString(message, &text, options);
   if (!status.ok()) return absl::InternalError(std::string(status.message()));
-  return PosixFileSystem()->WriteAtomically(path, text + "\n");
+  return text + "\n";
 }
 
 }  // namespace
@@ -89,11 +90,18 @@ std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_dire
   return commits;
 }
 
+void LoadFormats() {
+  (void)JsonOf(v1::ShimRecord()).ok();
+  (void)JsonOf(v1::ShimExit()).ok();
+}
+
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record) {
-  return WriteJson(run_directory + kShimFile, record);
+  ASSIGN_OR_RETURN(const std::string text, JsonOf(record));
+  return PosixFileSystem()->WriteUnsynced(run_directory + kShimFile, text);
 }
 absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit) {
-  return WriteJson(run_directory + kShimExitFile, exit);
+  ASSIGN_OR_RETURN(const std::string text, JsonOf(exit));
+  return PosixFileSystem()->WriteUnsynced(run_directory + kShimExitFile, text);
 }
 
 }  // namespace muster::worker

@@ -24,6 +24,11 @@ std::optional<v1::HeldByRank> ReadHeld(const std::string& run_directory);
 // The commit requests that the rank left, by step; those that cannot be parsed are skipped.
 std::vector<v1::CheckpointRecord> ReadCommitRequests(const std::string& run_directory);
 
+// Makes what the first write of either below needs, which a process that forks others does for all
+// of them.
+void LoadFormats();
+// Neither is synced. A crash of the machine ends every rank, and the daemon knows by the boot in
+// which it ordered a start that the rank may have run.
 absl::Status WriteShimRecord(const std::string& run_directory, const v1::ShimRecord& record);
 absl::Status WriteShimExit(const std::string& run_directory, const v1::ShimExit& exit);
 

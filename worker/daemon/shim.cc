@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,10 +67,10 @@ struct Pipe {
   }
 };
 
-// Runs in the child between fork and exec. Waits at `gate` until shim.json is written, then becomes
-// the rank's program; on failure sends errno to `error_fd`.
-[[noreturn]] void BecomeRank(const ShimOptions& options, pid_t shim, int gate, int output,
-                             int error_fd) {
+// Runs in the child of the fork. Waits at `gate` until shim.json is written, then becomes the
+// rank's program; on failure sends errno to `error_fd`.
+[[noreturn]] void BecomeRank(const ShimOptions& options, const ProgramsInside& inside, pid_t shim,
+                             int gate, int output, int error_fd) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != shim) ::_exit(127);  // the shim died before the line above
   ::setsid();
@@ -96,6 +97,14 @@ struct Pipe {
   if (!ready) {
     // errno says why.
   } else if (options.working_directory.empty() || ::chdir(options.working_directory.c_str()) == 0) {
+    if (inside != nullptr && !user.has_value()) {
+      if (const std::function<int()> run = inside(options.command); run != nullptr) {
+        // What an exec does: the shim sees its pipe closed, and its lock stays its own.
+        ::prctl(PR_SET_NAME, "muster-rank");
+        ::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0);
+        ::_exit(run());
+      }
+    }
     std::vector<char*> arguments;
     for (const std::string& argument : options.command) {
       arguments.push_back(const_cast<char*>(argument.c_str()));
@@ -110,7 +119,8 @@ struct Pipe {
 
 class Shim {
  public:
-  explicit Shim(const ShimOptions& options) : options_(options) {}
+  Shim(const ShimOptions& options, const ProgramsInside& inside)
+      : options_(options), inside_(inside) {}
   int Run();
 
  private:
@@ -122,6 +132,7 @@ class Shim {
   void KillDescendants();
 
   const ShimOptions& options_;
+  const ProgramsInside& inside_;
   UniqueFd lock_;
   UniqueFd signals_;
   Pipe output_;
@@ -172,7 +183,8 @@ bool Shim::Start() {
   if (rank_ == 0) {
     // The child must not hold the write end, or it would wait at its own gate for ever.
     gate.write.Reset();
-    BecomeRank(options_, self, gate.read.get(), output_.write.get(), exec_result.write.get());
+    BecomeRank(options_, inside_, self, gate.read.get(), output_.write.get(),
+               exec_result.write.get());
   }
   output_.write.Reset();
   exec_result.write.Reset();
@@ -263,6 +275,7 @@ void Shim::WatchRank() {
     CopyOutput();
     if (!exit_.has_value()) continue;
     if (!reported) {
+      exit_->set_left_none(childless_);
       const absl::Status written = WriteShimExit(options_.run_directory, *exit_);
       if (!written.ok()) Fail(std::string(written.message()));
       reported = true;
@@ -299,7 +312,7 @@ int Shim::Run() {
 }  // namespace
 
 std::vector<std::string> ShimArguments(const ShimOptions& options) {
-  std::vector<std::string> arguments = {"shim"};
+  std::vector<std::string> arguments = {kShimVerb};
   if (options.user.has_value()) {
     arguments.push_back(absl::StrCat(kUserArgument, options.user->uid, ":", options.user->gid, ":",
                                      absl::StrJoin(options.user->groups, ",")));
@@ -335,9 +348,9 @@ ShimOptions ParseShimArguments(const std::vector<std::string>& given) {
   return options;
 }
 
-int RunShim(const ShimOptions& options) {
+int RunShim(const ShimOptions& options, const ProgramsInside& inside) {
   if (options.command.empty()) return Fail("muster-worker shim is for the daemon's own use");
-  return Shim(options).Run();
+  return Shim(options, inside).Run();
 }
 
 }  // namespace muster::worker

@@ -1,13 +1,15 @@
-// The supervisor of one rank process: a small single-threaded process (`muster-worker shim`)
-// between the daemon and the rank. With it either may die without the other, and the rank's output
-// and exit status are never lost.
+// The supervisor of one rank process: a small single-threaded process between the daemon and the
+// rank. With it either may die without the other, and the rank's output and exit status are never
+// lost.
 //
-//   daemon --spawn--> shim (own session, child subreaper) --fork--> rank (own session)
+//   shim server (shim_server.h) --fork--> shim (own session, child subreaper) --fork--> rank (own
+//   session)
 //
 // 1. It locks RUN_DIR/shim.lock, tells the daemon so, and waits for its answer to go on. Should the
 //    daemon die first, it ends: nothing was started.
 // 2. It forks the rank, writes RUN_DIR/shim.json, and only then lets the rank's program run. So
-//    shim.json exists if and only if the rank may have run, and a rank runs at most once.
+//    within a boot of the machine shim.json exists if and only if the rank may have run, and a rank
+//    runs at most once.
 // 3. It copies the rank's stdout and stderr to RUN_DIR/log (log_files.h).
 // 4. When the rank has ended it writes RUN_DIR/exit.json, kills every descendant (as a subreaper it
 //    inherits orphans, also those that made their own session), and ends when none is left.
@@ -19,6 +21,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,13 +55,23 @@ struct ShimOptions {
   std::optional<User> user;
   std::vector<std::string> command;  // absolute program path, then its arguments
 };
+// Verbs of `muster-worker`: RunShim with the arguments that follow, and RunShimServer.
+constexpr char kShimVerb[] = "shim";
+constexpr char kShimServerVerb[] = "shim-server";
+
+// Rank programs that are part of this one: given a command, what carries it out and returns its
+// exit status, in the rank's process, without loading a program first; empty: the command is a
+// program of its own. Ranks of another account than the shim's are always loaded anew, so that
+// nothing of the daemon's memory is in their processes.
+using ProgramsInside = std::function<std::function<int()>(const std::vector<std::string>& command)>;
+
 // Writes the options as arguments of `muster-worker`, and reads them back. An empty command: the
 // arguments are not understood.
 std::vector<std::string> ShimArguments(const ShimOptions& options);
 ShimOptions ParseShimArguments(const std::vector<std::string>& arguments);
 
 // Returns the shim's exit status. Requires: no other thread in the process.
-int RunShim(const ShimOptions& options);
+int RunShim(const ShimOptions& options, const ProgramsInside& inside = nullptr);
 
 }  // namespace muster::worker
 

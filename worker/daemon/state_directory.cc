@@ -5,15 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <set>
 #include <system_error>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -21,7 +18,6 @@
 namespace muster::worker {
 namespace {
 
-constexpr char kUnfinished[] = ".tmp";
 constexpr size_t kSocketPathMax = 107;
 
 // FNV-1a: the same in every process, unlike absl::Hash.
@@ -108,47 +104,12 @@ absl::Status StateDirectory::OpenToUsers() {
 }
 
 absl::StatusOr<std::map<std::string, std::string>> StateDirectory::ReadRecords() {
-  std::map<std::string, std::string> records;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, files_->List(path_ + "/records"));
-  for (const std::string& name : names) {
-    if (absl::EndsWith(name, kUnfinished)) continue;  // left by a write that was cut short
-    ASSIGN_OR_RETURN(records[name], files_->Read(path_ + "/records/" + name));
-  }
-  return records;
+  ASSIGN_OR_RETURN(records_, RecordLog::Open(*files_, path_ + "/records"));
+  return records_->records();
 }
 
 absl::Status StateDirectory::Write(const std::vector<DaemonRecord>& records) {
-  return WriteRecords(*files_, path_ + "/records", records);
-}
-
-absl::Status WriteRecords(FileSystem& files, const std::string& directory,
-                          const std::vector<DaemonRecord>& records) {
-  std::vector<const DaemonRecord*> newest;
-  std::set<std::string> seen;
-  for (auto record = records.rbegin(); record != records.rend(); ++record) {
-    if (seen.insert(record->name).second) newest.push_back(&*record);
-  }
-  std::reverse(newest.begin(), newest.end());
-  const auto path = [&directory](const DaemonRecord& record) {
-    return absl::StrCat(directory, "/", record.name);
-  };
-  for (const DaemonRecord* record : newest) {
-    if (!record->value.has_value()) continue;
-    ASSIGN_OR_RETURN(const std::unique_ptr<WritableFile> file,
-                     files.Create(path(*record) + kUnfinished));
-    RETURN_IF_ERROR(file->Append(*record->value));
-    RETURN_IF_ERROR(file->Sync());
-    RETURN_IF_ERROR(file->Close());
-  }
-  for (const DaemonRecord* record : newest) {
-    if (record->value.has_value()) {
-      RETURN_IF_ERROR(files.Rename(path(*record) + kUnfinished, path(*record)));
-      continue;
-    }
-    const absl::Status status = files.RemoveFile(path(*record));
-    if (!status.ok() && !absl::IsNotFound(status)) return status;
-  }
-  return newest.empty() ? absl::OkStatus() : files.SyncDirectory(directory);
+  return records_->Write(records);
 }
 
 }  // namespace muster::worker

@@ -1,4 +1,4 @@
-// A daemon's directory: STATE/lock, STATE/records/<name>, STATE/attempts/, STATE/cache/,
+// A daemon's directory: STATE/lock, STATE/records/ (record_log.h), STATE/attempts/, STATE/cache/,
 // STATE/rank.sock; where ranks run as accounts of their own also STATE/users/<uid>/ with rank.sock,
 // cache/ and run/ (rank_files.h).
 #ifndef MUSTER_WORKER_DAEMON_STATE_DIRECTORY_H_
@@ -14,14 +14,9 @@
 #include "base/file_system.h"
 #include "worker/daemon/core/events.h"
 #include "worker/daemon/proc.h"
+#include "worker/daemon/record_log.h"
 
 namespace muster::worker {
-
-// Makes the records durable as files of `directory`: one sync for each file and one of the
-// directory. Of several records of one name only the last counts. A crash in between leaves the
-// records of a prefix of the list, each as it is there or as it was before.
-absl::Status WriteRecords(FileSystem& files, const std::string& directory,
-                          const std::vector<DaemonRecord>& records);
 
 // Held by one daemon at a time. Thread: one; Write may be called on another one.
 class StateDirectory {
@@ -31,7 +26,7 @@ class StateDirectory {
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
 
   absl::StatusOr<std::map<std::string, std::string>> ReadRecords();
-  // WriteRecords.
+  // All of them become durable, or none. Requires: ReadRecords has succeeded.
   absl::Status Write(const std::vector<DaemonRecord>& records);
 
   const std::string& path() const { return path_; }
@@ -53,6 +48,7 @@ class StateDirectory {
   std::string socket_;
   UniqueFd lock_;
   std::unique_ptr<FileSystem> files_ = PosixFileSystem();
+  std::unique_ptr<RecordLog> records_;
 };
 
 }  // namespace muster::worker

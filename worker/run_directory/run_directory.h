@@ -12,6 +12,10 @@
 
 namespace muster::worker {
 
+// The verb of `muster-worker` that is the rank process of a command (worker/command), followed by
+// the path of the rank's assignment.
+constexpr char kCommandVerb[] = "command";
+
 // Written by the daemon for the rank: a v1::RankAssignment.
 constexpr char kAssignmentFile[] = "/assignment.pb";
 // Written by the daemon for the rank: a v1::ProfileSteps, the newest request to record steps.
@@ -27,10 +31,8 @@ constexpr char kHeldFile[] = "/held.pb";
 // Written by the shim for the daemon: a v1::ShimRecord and a v1::ShimExit, in JSON.
 constexpr char kShimFile[] = "/shim.json";
 constexpr char kShimExitFile[] = "/exit.json";
-// Locked by the shim for as long as it lives.
+// Locked by the shim for as long as it lives. Its own messages are in it.
 constexpr char kShimLockFile[] = "/shim.lock";
-// The shim's own messages.
-constexpr char kShimErrorFile[] = "/shim.log";
 // What the rank prints (worker/daemon/log_files.h).
 constexpr char kLogDirectory[] = "/log";
 

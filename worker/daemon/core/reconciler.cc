@@ -194,6 +194,7 @@ void Reconciler::ConvergeAttempt(const AttemptKey& key, AttemptState& attempt) {
         !attempts_.DeviceBusy(rank.stored.device())) {
       rank.stored.set_state(v1::STORED_RANK_STATE_STARTING);
       rank.stored.set_membership(attempt.membership());
+      rank.stored.set_boot_id(config_.hello.boot_id());
       attempts_.MarkChanged(key);
       outbox_.Act(StartRank{{key, number}, rank.assignment});
     }
@@ -283,6 +284,16 @@ void Reconciler::On(const RankNotStarted& event) {
   RankState* rank = attempts_.Find(event.rank);
   if (rank == nullptr || !Started(*rank)) return;
   rank->attaching = false;
+  const std::string& boot = rank->stored.boot_id();
+  if (event.why.ok() && !boot.empty() && boot != config_.hello.boot_id()) {
+    // It may have run, and what it has left is lost with the machine's last boot.
+    v1::RankExit& exit = *rank->stored.mutable_exit();
+    exit.set_cause(v1::CAUSE_WORKER_LOST);
+    exit.set_code(-1);
+    exit.set_message(absl::StrCat(ToString(event.rank), " on worker ", config_.hello.worker(),
+                                  " ended when the machine went down"));
+    return EnterExited(event.rank, *rank);
+  }
   if (rank->stored.state() == v1::STORED_RANK_STATE_RUNNING) {
     // It had run, and its run directory has lost all trace of it.
     v1::RankExit& exit = *rank->stored.mutable_exit();
