@@ -231,11 +231,12 @@ class Application {
     TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
       return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
     }));
-    TakesJob(
-        Add(app_, "explain", "Why a job waits, what would let it start, and when it will", [this] {
-          return WithClient(
-              [this](auto& client) { return Explain(client, job_, format(), terminal_); });
-        }));
+    TakesJob(Add(app_, "explain",
+                 "Why a job, or the tasks of an array, wait, what would let them start, and when",
+                 [this] {
+                   return WithClient(
+                       [this](auto& client) { return Explain(client, job_, format(), terminal_); });
+                 }));
     TakesJob(Add(app_, "checkpoints", "A job's committed checkpoints, oldest first", [this] {
       return WithClient(
           [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });

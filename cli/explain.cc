@@ -361,6 +361,30 @@ std::string WaitText(const v1::WaitReason& reason) {
   return absl::StrCat(WhyText(reason), change.empty() ? "" : "; ", change);
 }
 
+namespace {
+
+void WriteArray(const v1::ArrayOutlook& array, absl::Time now, Terminal& terminal) {
+  Rows rows = {{"array:", absl::StrCat(array.array(), " (", array.array_id(), ")")},
+               {"tasks:", absl::StrCat(array.tasks(), ": ", array.ended(), " ended, ",
+                                       array.running(), " run, ", array.waiting(), " wait")}};
+  if (!array.next_task().empty() && !array.has_next()) {
+    rows.push_back({"next:", absl::StrCat(array.next_task(), " starts now")});
+  } else if (!array.next_task().empty()) {
+    rows.push_back({"next:", array.next_task()});
+    const Rows reason = ReasonRows(array.next(), now);
+    rows.insert(rows.end(), reason.begin(), reason.end());
+  }
+  terminal.out << Table(rows);
+  if (array.reasons().empty()) return;
+  rows = {{"TASKS", "FIRST", "REASON"}};
+  for (const v1::ArrayWait& wait : array.reasons()) {
+    rows.push_back({absl::StrCat(wait.tasks()), wait.first_task(), WaitText(wait.reason())});
+  }
+  terminal.out << "\n" << Table(rows);
+}
+
+}  // namespace
+
 absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,
                      Terminal& terminal) {
   v1::ExplainRequest request;
@@ -368,6 +392,10 @@ absl::Status Explain(CoordinatorClient& client, const std::string& job, Format f
   ASSIGN_OR_RETURN(const v1::ExplainResponse explained, client.Explain(request));
   if (format != Format::kTable) {
     Print(ToJson(explained), format, terminal.out);
+    return absl::OkStatus();
+  }
+  if (explained.has_array()) {
+    WriteArray(explained.array(), absl::Now(), terminal);
     return absl::OkStatus();
   }
   Rows rows = {{"job:", absl::StrCat(explained.job().name(), " (", explained.job().id(), ")")},

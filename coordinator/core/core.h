@@ -215,7 +215,7 @@ struct CoreOutput {
 };
 
 // ---- questions --------------------------------------------------------------------------------
-// A job's name or id, or a spec, valid and with defaults, that is not submitted.
+// A job's or an array's name or id, or a spec, valid and with defaults, that is not submitted.
 using ExplainQuery = std::variant<std::string, v1::JobSpec>;
 struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
@@ -223,6 +223,7 @@ struct Explained {
   std::vector<v1::Placement> placements;  // of a spec that would start at once
   // Of a job or spec with a deadline that has not ended.
   std::optional<v1::DeadlineOutlook> deadline = std::nullopt;
+  std::optional<v1::ArrayOutlook> array = std::nullopt;  // of an array; then nothing else is set
 };
 // Device time of the period that is not over, as rows like those of the store.
 struct OpenUsage {

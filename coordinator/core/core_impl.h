@@ -162,6 +162,8 @@ class CoreImpl : public Core {
   static v1::WaitReason WaitForTurn(const JobEntry& job);
   // Lets tasks wait for devices in place of those that have left their arrays.
   void AdmitTasks(Turn& turn);
+  // Why its tasks wait.
+  v1::ArrayOutlook OutlookOf(const Array& array, absl::Time now);
   void CheckArrays(std::vector<std::string>& broken) const;
 
   // ---- core_preemption.cc

@@ -384,6 +384,15 @@ void CoreImpl::CarryOut(const Start& start, Turn& turn) {
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
+  if (const auto* name = std::get_if<std::string>(&about); name != nullptr) {
+    const Array* array = jobs_.FindArray(*name);
+    const absl::StatusOr<const JobEntry*> job = jobs_.Resolve(*name);
+    if (array != nullptr && (!job.ok() || (*job)->fixed.submit_sequence() < array->sequence)) {
+      Explained out;
+      out.array = OutlookOf(*array, now);
+      return out;
+    }
+  }
   ASSIGN_OR_RETURN(Explained out, ExplainWait(about, now));
   const v1::WaitReason* waiting = out.waiting.has_value() ? &*out.waiting : nullptr;
   if (const JobEntry* job = jobs_.Find(JobId(out.job.id())); job != nullptr) {

@@ -29,6 +29,8 @@ class Scheduling {
   bool Remove(const JobId& id);
   bool Waits(const JobId& id) const { return waiting_.Contains(id); }
   size_t waiting() const { return waiting_.size(); }
+  // Null when the job does not wait.
+  const WaitingJob* FindWaiting(const JobId& id) const { return waiting_.Find(id); }
   // Why a job that was added waits, as far as is known before the next plan.
   v1::WaitReason BeforePlan(const WaitingJob& job) const { return BehindMany(job, policy_); }
   // The jobs whose back-off has ended; each is returned once.

@@ -251,6 +251,7 @@ class JobService : public v1::JobService::CallbackService {
         *response->mutable_job() = std::move(explained->job);
         if (explained->waiting.has_value()) *response->mutable_waiting() = *explained->waiting;
         if (explained->deadline.has_value()) *response->mutable_deadline() = *explained->deadline;
+        if (explained->array.has_value()) *response->mutable_array() = *explained->array;
         for (v1::Placement& placement : explained->placements) {
           *response->add_placements() = std::move(placement);
         }
