@@ -36,9 +36,14 @@ std::string Groups(const v1::WaitReason& reason) {
 }
 
 std::string ReservedText(const v1::WaitReason& reason) {
-  return reason.slots_reserved() == 0
-             ? ""
-             : absl::StrCat("; ", reason.slots_reserved(), " more are reserved for other jobs");
+  std::string text;
+  if (reason.slots_reserved() > 0) {
+    absl::StrAppend(&text, "; ", reason.slots_reserved(), " more are reserved for other jobs");
+  }
+  if (reason.slots_spare() > 0 && reason.code() != v1::WAIT_CODE_SPARES) {
+    absl::StrAppend(&text, "; ", reason.slots_spare(), " more are spares");
+  }
+  return text;
 }
 
 std::string AwayText(const v1::StartChange& change) {
@@ -206,6 +211,12 @@ std::string WhyText(const v1::WaitReason& reason) {
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
                           " free of ", reason.slots_total(), ReservedText(reason));
+    case v1::WAIT_CODE_SPARES:
+      return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
+                          reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
+                          " free of ", reason.slots_total(), "; ", reason.slots_spare(),
+                          " more are kept free for jobs that recover from a fault",
+                          ReservedText(reason));
     case v1::WAIT_CODE_SLOTS_SCATTERED: {
       std::vector<std::string> free;
       for (const v1::WorkerSlots& worker : reason.free()) {
@@ -304,6 +315,10 @@ std::string ChangeText(const v1::WaitReason& reason) {
       }
       return text;
     }
+    case v1::WAIT_CODE_SPARES:
+      return change.jobs_end().empty()
+                 ? "lower the spares of the queue policy, or the job's resources.ranks"
+                 : absl::StrCat("starts when ", JobsEndText(change));
     case v1::WAIT_CODE_GROUPS_TOO_LARGE:
       return absl::StrCat("add workers with ", Count(change.worker_with_slots(), "slot"),
                           " or lower engine.parallel.tensor");

@@ -275,6 +275,7 @@ WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations) {
   if (job.state.has_rest())
     waiting.runtime = std::min(waiting.runtime, FromProto(job.state.rest()));
   waiting.tenant = TenantOf(spec);
+  waiting.recovering = job.state.recovering_ranks();
   if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
   if (!job.elastic()) return waiting;
   waiting.sizes = sizes;

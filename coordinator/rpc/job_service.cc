@@ -270,10 +270,8 @@ class JobService : public v1::JobService::CallbackService {
     absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "GetQueues", slot.status());
     shell_.GetQueues([this, reactor, response,
-                      slot = std::move(slot)](absl::StatusOr<std::vector<v1::QueueStatus>> queues) {
-      if (queues.ok()) {
-        for (v1::QueueStatus& queue : *queues) *response->add_queues() = std::move(queue);
-      }
+                      slot = std::move(slot)](absl::StatusOr<v1::GetQueuesResponse> queues) {
+      if (queues.ok()) *response = *std::move(queues);
       Finish(reactor, "GetQueues", queues.status());
     });
     return reactor;

@@ -212,6 +212,9 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
     sign > 0 ? void(workers.insert(worker.id)) : void(workers.erase(worker.id));
     if (workers.empty()) reserved_on_.erase(reservation);
   }
+  if (worker.standing != v1::WORKER_STANDING_UNSPECIFIED) {
+    sign > 0 ? void(marked_.insert(&worker)) : void(marked_.erase(&worker));
+  }
   for (const auto& [of, sums] : kinds) {
     Kind& kind = kinds_[of];
     kind.total += sign * sums.total;
@@ -316,6 +319,7 @@ void SlotIndex::Reassign(WorkerView& worker, Change change) {
 
 template <typename Iterator>
 void SlotIndex::SetEach(Iterator begin, Iterator end) {
+  if (trials_ == 0) ++version_;
   while (begin != end) {
     Iterator next = begin;
     while (next != end && next->worker == begin->worker) ++next;
@@ -358,6 +362,7 @@ void SlotIndex::SetHoldersBack(const std::vector<HeldSlot>& slots) {
 
 void SlotIndex::Put(WorkerView worker) {
   Remove(worker.id);
+  ++version_;
   const WorkerId id = worker.id;
   const auto added = workers_.emplace(id, std::move(worker)).first;
   Order(added);
@@ -368,6 +373,7 @@ void SlotIndex::Put(WorkerView worker) {
 void SlotIndex::Remove(const WorkerId& id) {
   const auto found = workers_.find(id);
   if (found == workers_.end()) return;
+  ++version_;
   Count(found->second, -1);
   Leave(found->second.home);
   workers_.erase(found);
@@ -429,13 +435,15 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, v1::Device
       }
       int left = std::min(wanted, best->second);
       best->second -= left;
-      for (SlotView& slot : worker.slots) {
-        if (left == 0) break;
-        if (!fits(slot) || slot.link_group != best->first) continue;
-        changed_.push_back({&worker, &slot, nullptr});
-        index_.Hold(worker, slot, &holder);
-        devices.push_back(slot.device);
-        --left;
+      for (const bool suspect : {false, true}) {
+        for (SlotView& slot : worker.slots) {
+          if (left == 0) break;
+          if (!fits(slot) || slot.link_group != best->first || slot.suspect != suspect) continue;
+          changed_.push_back({&worker, &slot, nullptr});
+          index_.Hold(worker, slot, &holder);
+          devices.push_back(slot.device);
+          --left;
+        }
       }
       if (best->second == 0) linked.erase(best);
     }
@@ -485,6 +493,18 @@ void SlotIndex::Trial::Release(const JobId& job) {
       }
     });
   }
+}
+
+void SlotIndex::Trial::TakeAll(const WorkerView& on, v1::DeviceKind kind, const JobId& holder) {
+  Holding& hides = index_.HolderFor(holder);
+  index_.Reassign(Mutable(on), [&](WorkerView& worker) {
+    for (SlotView& slot : worker.slots) {
+      if (!slot.free() || slot.kind != kind) continue;
+      changed_.push_back({&worker, &slot, nullptr});
+      index_.Hold(worker, slot, &hides);
+    }
+  });
+  index_.Left(hides);
 }
 
 void SlotIndex::Trial::Rollback() {

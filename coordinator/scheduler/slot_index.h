@@ -27,6 +27,7 @@ struct SlotView {
   // connects them or, without NVLink, they are on one NUMA node.
   int link_group = 0;
   std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
+  bool suspect = false;       // DeviceFaults.suspect: others of its worker are taken first
   // Of a slot in an index: what the index knows of `held_by`; null: nobody. No part of the value.
   Holding* holder = nullptr;
 
@@ -34,7 +35,8 @@ struct SlotView {
   bool free() const { return usable && !held() && reserved.empty(); }
   friend bool operator==(const SlotView& a, const SlotView& b) {
     return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
-           a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved;
+           a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
+           a.suspect == b.suspect;
   }
 };
 struct WorkerView {
@@ -44,6 +46,7 @@ struct WorkerView {
   std::string ends_attempt = {};                      // AwayWorker.ends_attempt
   std::vector<SlotView> slots;                        // in device order
   DomainPath path = {};
+  v1::WorkerStanding standing = v1::WORKER_STANDING_UNSPECIFIED;  // Reputation.standing
   // Of a worker in an index, no part of the value: the narrowest domain that has it, and a number
   // that grows with the name, which is faster to compare.
   int home = -1;
@@ -51,7 +54,8 @@ struct WorkerView {
 
   friend bool operator==(const WorkerView& a, const WorkerView& b) {
     return a.id == b.id && a.ready == b.ready && a.away == b.away &&
-           a.ends_attempt == b.ends_attempt && a.slots == b.slots && a.path == b.path;
+           a.ends_attempt == b.ends_attempt && a.slots == b.slots && a.path == b.path &&
+           a.standing == b.standing;
   }
 };
 
@@ -75,6 +79,11 @@ struct Holding {
   // Slots by kind, on ready workers.
   std::array<int64_t, v1::DeviceKind_ARRAYSIZE> slots = {};
 };
+
+// False of what holds slots for the scheduler itself, while a plan is made.
+inline bool IsJob(const JobId& holder) {
+  return !holder.value().empty() && holder.value().front() != '(';
+}
 
 // A slot and who holds it; empty: nobody.
 struct HeldSlot {
@@ -143,6 +152,8 @@ class SlotIndex {
   // The same, the last first: undoes what was recorded in the order in which it was done.
   void SetHoldersBack(const std::vector<HeldSlot>& slots);
 
+  // Grows with every change but those of trials; never 0 once there is a worker.
+  uint64_t version() const { return version_; }
   bool empty() const { return workers_.empty(); }
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
   // Empty sums for a kind that no worker has.
@@ -158,6 +169,8 @@ class SlotIndex {
   std::set<WorkerId> WorkersOf(const JobId& job) const;
   // What the job holds; null: nothing.
   const Holding* HolderOf(const JobId& job) const;
+  // Workers of a standing other than the best.
+  const WorkerSet& marked() const { return marked_; }
   // By id. Some may hold nothing while a trial lasts.
   const std::map<JobId, Holding>& holders() const { return holders_; }
 
@@ -166,6 +179,8 @@ class SlotIndex {
   class Trial {
    public:
     explicit Trial(SlotIndex& index) : index_(index) { ++index_.trials_; }
+    // Inside another one.
+    explicit Trial(Trial& outer) : Trial(outer.index_) {}
     ~Trial() {
       Rollback();
       if (--index_.trials_ == 0) index_.ForgetEmptied();
@@ -184,6 +199,8 @@ class SlotIndex {
     void Close();
     // Frees every slot that the job holds.
     void Release(const JobId& job);
+    // Lets a holder have every free slot of this kind on a worker.
+    void TakeAll(const WorkerView& worker, v1::DeviceKind kind, const JobId& holder);
     void Rollback();
 
    private:
@@ -211,7 +228,7 @@ class SlotIndex {
 
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {
     return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && SameHolders(a, b) &&
-           a.reserved_on_ == b.reserved_on_ && SameDomains(a, b);
+           a.reserved_on_ == b.reserved_on_ && a.marked_ == b.marked_ && SameDomains(a, b);
   }
 
  private:
@@ -258,7 +275,9 @@ class SlotIndex {
   std::map<v1::DeviceKind, Kind> kinds_;                   // those that a worker has
   std::map<JobId, Holding> holders_;
   std::vector<Holding*> emptied_;  // in trials: they held nothing for a while at least
-  int trials_ = 0;                    // that last
+  int trials_ = 0;                 // that last
+  uint64_t version_ = 0;
+  WorkerSet marked_;
 };
 
 // Slots of one kind that new ranks can take; 0 on a worker that is not ready.
