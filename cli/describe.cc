@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -153,6 +155,9 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
       {"started:", LocalTime(job.started())},
       {"ended:", LocalTime(job.ended())}};
   if (!job.owner().empty()) rows.push_back({"owner:", job.owner()});
+  if (job.membership() > 1) {
+    rows.push_back({"membership:", absl::StrCat(job.membership(), " of attempt ", job.epoch())});
+  }
   if (job.model_flops_utilization() > 0) {
     const auto percent = [](double share) { return absl::StrFormat("%.1f %%", 100 * share); };
     rows.insert(rows.begin() + 7,
@@ -211,6 +216,28 @@ Rows EndRows(const v1::Job& job) {
     rows.push_back({absl::StrCat(end.epoch()), spec::EnumName(end.cause()),
                     job.steps() > 0 || end.step() > 0 ? absl::StrCat(end.step()) : "-",
                     end.counted() ? "yes" : "no", end.message()});
+  }
+  return rows;
+}
+
+// Ranks that went to other devices before the attempt trained.
+Rows ReplacementRows(const v1::Job& job) {
+  Rows rows = {{"MEMBERSHIP", "TIME", "RANKS", "FROM", "TO", "CAUSE", "WHY"}};
+  for (const v1::Replacement& replacement : job.replacements()) {
+    std::vector<std::string> ranks;
+    std::set<std::string> to;
+    for (const v1::Placement& placement : replacement.ranks()) {
+      ranks.push_back(absl::StrCat(placement.rank()));
+      to.insert(placement.worker());
+    }
+    constexpr size_t kNamedMax = 8;
+    const std::string moved =
+        ranks.size() <= kNamedMax
+            ? absl::StrJoin(ranks, ",")
+            : absl::StrCat(ranks.size(), ", ", ranks.front(), " to ", ranks.back());
+    rows.push_back({absl::StrCat(replacement.membership()), LocalTime(replacement.time()), moved,
+                    replacement.worker(), absl::StrJoin(to, ","),
+                    spec::EnumName(replacement.cause()), replacement.message()});
   }
   return rows;
 }
@@ -279,6 +306,11 @@ absl::Status DescribeJob(CoordinatorClient& client, const std::string& name, For
   const std::optional<parallel::Mesh> mesh = MeshOf(spec::AtSize(job.spec(), size));
   terminal.out << Table(SummaryRows(job, mesh, deadline, terminal));
   PrintRanks(job, mesh, terminal);
+  if (!job.replacements().empty()) {
+    terminal.out << "\nmemberships of attempt " << job.epoch()
+                 << ": ranks that were replaced before it trained\n"
+                 << Indented(Table(ReplacementRows(job)));
+  }
   if (!job.causes().empty()) {
     terminal.out << "\nended attempts\n" << Indented(Table(EndRows(job)));
   }

@@ -10,6 +10,8 @@
 
 namespace muster::coordinator {
 
+//       +--------------------- kReplace ------------------+
+//       v                                                 |
 //   ALLOCATED --kAllPrepared--> PREPARED --kStart--> BOOTSTRAPPING --kAllTraining--> TRAINING
 //       |                          |                      |                            |
 //       | kStop                    | kStop                | kStop                      | kStop
@@ -17,16 +19,20 @@ namespace muster::coordinator {
 //                                                         v
 //                                                     STOPPING --kAllReleased--> RELEASED
 //
+// With kReplace some ranks have other devices, and the membership of the attempt grows; while it is
+// ALLOCATED, only the membership changes (core_membership.cc).
+//
 // RELEASED means that every daemon has proven its devices free or is lost; the devices of a lost
 // one are not used until it returns and proves it.
 enum class AttemptEvent {
   kAllPrepared,
   kStart,
+  kReplace,
   kAllTraining,
   kStop,
   kAllReleased,
 };
-constexpr size_t kAttemptEventCount = 5;
+constexpr size_t kAttemptEventCount = 6;
 constexpr size_t kAttemptStateCount = v1::AttemptState_ARRAYSIZE;
 
 struct AttemptTransition {
@@ -44,6 +50,8 @@ constexpr std::array kAttemptTransitions = {
     AttemptTransition{v1::ATTEMPT_STATE_PREPARED, AttemptEvent::kStop, v1::ATTEMPT_STATE_STOPPING},
     AttemptTransition{v1::ATTEMPT_STATE_BOOTSTRAPPING, AttemptEvent::kAllTraining,
                       v1::ATTEMPT_STATE_TRAINING},
+    AttemptTransition{v1::ATTEMPT_STATE_BOOTSTRAPPING, AttemptEvent::kReplace,
+                      v1::ATTEMPT_STATE_ALLOCATED},
     AttemptTransition{v1::ATTEMPT_STATE_BOOTSTRAPPING, AttemptEvent::kStop,
                       v1::ATTEMPT_STATE_STOPPING},
     AttemptTransition{v1::ATTEMPT_STATE_TRAINING, AttemptEvent::kStop, v1::ATTEMPT_STATE_STOPPING},

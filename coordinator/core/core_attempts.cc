@@ -92,29 +92,18 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   state.set_stop_rank(-1);
   KeepPast(job, turn);
   v1::AttemptRow& attempt = job.attempt;
+  state.clear_launched_membership();
   attempt.Clear();
   attempt.set_epoch(state.epoch());
+  attempt.set_membership(1);
   *attempt.mutable_started() = ToProto(turn.now());
   for (v1::CheckpointRecord& checkpoint : job.checkpoints.Restorable()) {
     *attempt.add_restore() = std::move(checkpoint);
   }
-  std::vector<const WorkerEntry*> entries;
-  for (const v1::Placement& placement : placements) {
-    entries.push_back(workers_.Find(WorkerId(placement.worker())));
-    CHECK(entries.back() != nullptr) << placement.worker();
-  }
-  const bool loopback = ShareLoopback(entries);
+  attempt.mutable_placements()->Add(placements.begin(), placements.end());
+  SetAddresses(attempt);
   std::set<std::string> workers;
-  for (size_t i = 0; i < placements.size(); ++i) {
-    v1::Placement& placement = *attempt.add_placements();
-    placement = placements[i];
-    const v1::Worker& row = entries[i]->row;
-    // Other hosts cannot reach a loopback address. Where a worker has no other address, the
-    // preflight of its ranks fails and says so.
-    const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
-    placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
-                                                                    : row.address());
-    placement.set_host(row.host());
+  for (const v1::Placement& placement : attempt.placements()) {
     workers_.Hold(placement, job.id(), job.epoch());
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
@@ -142,14 +131,33 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
   Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
-  const auto older = std::find_if(entries.begin(), entries.end(),
-                                  [](const auto* worker) { return !worker->runs_commands; });
-  if (job.runs_command() && older != entries.end()) {
+  const auto older = std::find_if(workers.begin(), workers.end(), [this](const std::string& name) {
+    return !workers_.Find(WorkerId(name))->runs_commands;
+  });
+  if (job.runs_command() && older != workers.end()) {
     Stop(job,
-         {v1::CAUSE_LAUNCH,
-          absl::StrCat("the daemon of worker ", (*older)->row.name(), " is of version ",
-                       (*older)->row.version(), ", which cannot run commands; upgrade it")},
+         {v1::CAUSE_LAUNCH, absl::StrCat("the daemon of worker ", *older, " is of version ",
+                                         workers_.Find(WorkerId(*older))->row.version(),
+                                         ", which cannot run commands; upgrade it")},
          turn);
+  }
+}
+
+void CoreImpl::SetAddresses(v1::AttemptRow& attempt) const {
+  std::vector<const WorkerEntry*> entries;
+  for (const v1::Placement& placement : attempt.placements()) {
+    entries.push_back(workers_.Find(WorkerId(placement.worker())));
+    CHECK(entries.back() != nullptr) << placement.worker();
+  }
+  const bool loopback = ShareLoopback(entries);
+  for (v1::Placement& placement : *attempt.mutable_placements()) {
+    const v1::Worker& row = entries[static_cast<size_t>(placement.rank())]->row;
+    // Other hosts cannot reach a loopback address. Where a worker has no other address, the
+    // preflight of its ranks fails and says so.
+    const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
+    placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
+                                                                    : row.address());
+    placement.set_host(row.host());
   }
 }
 
@@ -179,7 +187,7 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
       turn.Log(std::move(row));
     }
   }
-  // States of a rank only grow within an epoch, so a report that comes late changes nothing.
+  // States of a rank only grow within a membership, so a report that comes late changes nothing.
   if (observed.state() <= before) return;
   job.gang.SetState(rank, observed.state());
   if (HasEnded(observed.state())) {
@@ -216,6 +224,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       if (!job.gang.AllAtLeast(v1::RANK_STATE_PREPARED)) break;
       Transition(job, AttemptEvent::kAllPrepared, "every daemon has accepted it", turn);
       Transition(job, AttemptEvent::kStart, "ranks start", turn);
+      job.state.set_launched_membership(job.membership());
       Transition(job, JobEvent::kLaunched, "ranks start", turn);
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
@@ -327,12 +336,13 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
     const auto waited = std::find_if(ranks.begin(), ranks.end(), [](const auto& rank) {
       return rank.state() < v1::RANK_STATE_PREPARED;
     });
-    Stop(job,
-         {v1::CAUSE_LAUNCH,
-          absl::StrCat("rank ", waited->rank(), " on ", waited->worker(),
-                       " was not prepared within ", absl::FormatDuration(limit)),
-          waited->rank(), -1, false, false, waited->worker()},
-         turn);
+    const std::string worker = waited->worker();  // a replacement makes a new gang
+    ReplaceOrStop(job, worker,
+                  {v1::CAUSE_LAUNCH,
+                   absl::StrCat("rank ", waited->rank(), " on ", worker,
+                                " was not prepared within ", absl::FormatDuration(limit)),
+                   waited->rank(), -1, false, false, worker},
+                  Departure::kToBeProven, turn);
     return;
   }
   const HangVerdict verdict =
@@ -407,7 +417,10 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
   StopClock(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
-  values_.Drop(job.id(), job.epoch(), turn);
+  values_.Drop(job.id(), job.epoch(),
+               absl::AbortedError(
+                   absl::StrCat("job ", job.fixed.id(), ": epoch ", state.epoch(), " has ended")),
+               turn);
   deadlines_.Clear(AttemptDeadline(job));
   job.symptom_at.reset();
   TellWorkers(job, turn);
@@ -491,7 +504,9 @@ void CoreImpl::EndReleasedAttempts(Turn& turn) {
       turn.DesiredChanged(WorkerId(worker));
       turn.Reschedule();
     }
-    if (job.gang.AllAtLeast(v1::RANK_STATE_RELEASED)) ended.insert(id);
+    if (job.gang.AllAtLeast(v1::RANK_STATE_RELEASED) && job.attempt.leaving().empty()) {
+      ended.insert(id);
+    }
   }
   for (const JobId& id : ended) Release(*jobs_.Find(id), turn);
 }

@@ -56,6 +56,19 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
     }
     return absl::AbortedError(why);
   }
+  // 0, of a rank of an earlier version, stands for 1.
+  const uint32_t membership = std::max<uint32_t>(1, commit.checkpoint().membership());
+  if (membership != job->membership()) {
+    const std::string why = absl::StrCat(what, " is refused: it is of membership ", membership,
+                                         ", membership ", job->membership(), " is current");
+    if (job->checkpoints.Refuse(step, commit.epoch())) {
+      v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_REFUSED);
+      row.set_step(step);
+      row.set_message(why);
+      turn.Log(std::move(row));
+    }
+    return absl::AbortedError(why);
+  }
   if (job->gang.On(worker.row.name()).empty()) {
     return absl::PermissionDeniedError(
         absl::StrCat(what, ": the attempt has no rank on worker ", worker.row.name()));
@@ -114,8 +127,15 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
         std::none_of(job->past_attempts.begin(), job->past_attempts.end(), here)) {
       return;
     }
-    const v1::CheckpointRecord* record =
-        job->checkpoints.MarkRemoved(notice.removed().step(), notice.removed().epoch());
+    const int64_t step = notice.removed().step();
+    const uint64_t epoch = notice.removed().epoch();
+    const v1::CheckpointRecord* record = job->checkpoints.Find(step, epoch);
+    // What a membership wrote that trained after all, and was refused, has a directory of its own.
+    if (record == nullptr || std::max<uint32_t>(1, record->membership()) !=
+                                 std::max<uint32_t>(1, notice.removed().membership())) {
+      return;
+    }
+    record = job->checkpoints.MarkRemoved(step, epoch);
     if (record == nullptr) return;
     Put(*job, *record, turn);
     UpdateCommitted(*job);

@@ -87,6 +87,13 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       }
       workers_.Hold(placement, job.id(), job.epoch());
     }
+    for (const v1::Placement& placement : job.attempt.leaving()) {
+      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
+                                                placement.worker(), ", which has no row"));
+      }
+      workers_.Hold(placement, job.id(), job.epoch());
+    }
     scheduling_.RecoverRunning(job.id(), AsRunning(job));
   }
   return absl::OkStatus();
@@ -576,6 +583,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
               "rank ", rank,
               held ? " holds a slot that it released" : " has lost its slot without a release"));
   }
+  CheckMembership(entry, broken);
 }
 
 std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {

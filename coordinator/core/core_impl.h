@@ -23,6 +23,7 @@
 //   core_deadline.cc    jobs that must have ended by a time
 //   core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
 //   core_attempts.cc    one attempt from allocation to release
+//   core_membership.cc  ranks that are replaced before an attempt trains
 //   core_workers.cc     sessions, Observed, Desired, lost workers
 //   core_checkpoints.cc commits and notices about checkpoints
 //   core_fleet.cc       requests of operators about workers
@@ -208,6 +209,8 @@ class CoreImpl : public Core {
   void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
                  Turn& turn);
   void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
+  // The host of every rank and the address at which the others reach it.
+  void SetAddresses(v1::AttemptRow& attempt) const;
   // Takes the attempt through as many states as the states of its ranks allow,
   // after a report of `worker`.
   void Advance(JobEntry& job, const std::string& worker, Turn& turn);
@@ -244,6 +247,29 @@ class CoreImpl : public Core {
   void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
   bool AnyWorkerAway(const JobEntry& job) const;
 
+  // ---- core_membership.cc
+  // What is known of a worker whose ranks are replaced: that its daemon holds none of them, or is
+  // given up and has to prove it when it returns; or it has to prove it now.
+  enum class Departure { kProven, kToBeProven };
+  // Whether ranks of the attempt may be replaced for this reason as long as slots are free.
+  bool MayReplace(const JobEntry& job, const std::string& worker, v1::Cause cause) const;
+  // Gives the attempt's ranks on the worker other slots, in a new membership. False, and nothing
+  // has changed: the attempt has begun to train, or no free slots keep the rules. Requires: it is
+  // up, and the worker has ranks of it.
+  bool Replace(JobEntry& job, const std::string& worker, const StopReason& reason,
+               Departure departure, Turn& turn);
+  void ReplaceOrStop(JobEntry& job, const std::string& worker, const StopReason& reason,
+                     Departure departure, Turn& turn);
+  // The devices of ranks that were replaced on the worker are accounted for; `rank` -1: of all.
+  void Departed(JobEntry& job, const std::string& worker, int32_t rank, Turn& turn);
+  // Whether the report is about the ranks that the attempt has now. Takes one about ranks that were
+  // replaced, and stops an attempt of which a daemon knows more than this coordinator.
+  bool IsOfMembership(JobEntry& job, const std::string& worker, const v1::ObservedAttempt& observed,
+                      Turn& turn);
+  // Whether a rank on the worker was told to start.
+  static bool MayHaveStarted(const JobEntry& job, const std::string& worker);
+  void CheckMembership(const JobEntry& job, std::vector<std::string>& broken) const;
+
   // ---- core_workers.cc
   void On(const SessionOpened& event, Turn& turn);
   void On(const SessionMessage& event, Turn& turn);
@@ -263,11 +289,13 @@ class CoreImpl : public Core {
   // Sends what the worker should hold when that has changed, or seems lost.
   void SendDesired(WorkerEntry& worker, Turn& turn);
   absl::Duration StopGraceOf(const JobEntry& job) const;
+  DesiredList::Attempt WantedOf(const WorkerEntry& worker, const JobEntry& job) const;
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
-  // The job whose current attempt has this epoch, has not been stopped and has a rank on this
-  // worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is on the worker.
-  absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const std::string& job_id,
-                                   uint64_t epoch);
+  // The job whose current attempt has the request's epoch and membership, has not been stopped and
+  // has a rank on this worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is
+  // on the worker. kUnavailable: the membership is not the current one.
+  template <typename Request>
+  absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const Request& request);
 
   // ---- core_fleet.cc
   void On(const FleetEvent& event, Turn& turn);

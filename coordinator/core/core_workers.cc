@@ -159,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   worker.kept = false;
   worker.takes_spec_once = hello.protocol_version() >= 1;
   worker.runs_commands = hello.protocol_version() >= 2;
+  worker.knows_memberships = hello.protocol_version() >= 3;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
@@ -216,16 +217,14 @@ void CoreImpl::On(const SessionMessage& event, Turn& turn) {
       Apply(*worker, message.observed(), /*hello=*/false, turn);
       break;
     case v1::FromWorker::kPut:
-      if (const auto job = FindUp(*worker, message.put().job_id(), message.put().epoch());
-          job.ok()) {
+      if (const auto job = FindUp(*worker, message.put()); job.ok()) {
         values_.Put(event.session, message.put(), turn);
       } else {
         KeyValue::Reply(event.session, message.put().request(), job.status(), "", turn);
       }
       break;
     case v1::FromWorker::kGet:
-      if (const auto job = FindUp(*worker, message.get().job_id(), message.get().epoch());
-          job.ok()) {
+      if (const auto job = FindUp(*worker, message.get()); job.ok()) {
         values_.Get(event.session, message.get(), turn);
       } else {
         KeyValue::Reply(event.session, message.get().request(), job.status(), "", turn);
@@ -323,7 +322,7 @@ void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
   bool gave_up = false;
   for (const JobId& id : worker.Jobs()) {
     JobEntry& job = *jobs_.Find(id);
-    if (job.up()) continue;
+    if (job.up() && !job.Leaves(worker.row.name())) continue;
     GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
     gave_up = true;
   }
@@ -371,14 +370,12 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
 }
 
 void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
+  if (job.Leaves(worker.row.name())) return Departed(job, worker.row.name(), -1, turn);
   std::vector<int32_t> ranks;
   for (const int32_t rank : job.gang.On(worker.row.name())) {
     if (workers_.Holds(job.attempt.placements(rank), job.id(), job.epoch())) ranks.push_back(rank);
   }
   const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
-  for (const int32_t rank : ranks) {
-    job.gang.SetState(rank, v1::RANK_STATE_LOST);
-  }
   v1::Event row = About(job, v1::EVENT_KIND_RANKS_GIVEN_UP);
   row.set_worker(worker.row.name());
   row.set_rank(ranks.front());
@@ -387,10 +384,10 @@ void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& rea
                                "; the job waits for them no longer"));
   turn.Log(std::move(row));
   turn.Persist(job.id());
-  if (job.up()) {
-    Stop(job, {v1::CAUSE_WORKER_LOST, why, ranks.front()}, turn);
-    return;
-  }
+  const StopReason lost = {v1::CAUSE_WORKER_LOST, why, ranks.front()};
+  if (job.up() && Replace(job, worker.row.name(), lost, Departure::kProven, turn)) return;
+  for (const int32_t rank : ranks) job.gang.SetState(rank, v1::RANK_STATE_LOST);
+  if (job.up()) return Stop(job, lost, turn);
   if (ExplainedByLoss(job.state, worker.row.name())) {
     job.state.set_stop_message(absl::StrCat(why, "; before: ", job.state.stop_message()));
     job.state.set_stop_cause(v1::CAUSE_WORKER_LOST);
@@ -417,15 +414,16 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
       continue;
     }
     absent.erase(id);
+    if (!IsOfMembership(*job, name, attempt, turn)) continue;
     for (const v1::ObservedRank& rank : attempt.ranks()) ApplyRank(*job, name, rank, turn);
     if (!attempt.refusal().empty() && job->up()) {
       const v1::Cause cause = attempt.refusal_cause() == v1::CAUSE_UNSPECIFIED
                                   ? v1::CAUSE_LAUNCH
                                   : attempt.refusal_cause();
-      Stop(*job,
-           {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal())), -1, -1, false,
-            false, name},
-           turn);
+      ReplaceOrStop(*job, name,
+                    {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal())), -1, -1,
+                     false, false, name},
+                    Departure::kToBeProven, turn);
       continue;
     }
     Advance(*job, name, turn);
@@ -461,39 +459,39 @@ void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
 // been told of the attempt before.
 void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
                            Turn& turn) {
-  const v1::AttemptState state = job.state.attempt_state();
-  const bool stopping = !PropertiesOf(state).up;
+  const std::string& name = worker.row.name();
+  const bool leaves = job.Leaves(name);
+  const bool stopping = leaves || !job.up();
   // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
   // it does not hold now only from a Desired of this session.
-  const bool proven = hello ? stopping || state != v1::ATTEMPT_STATE_ALLOCATED
+  const bool proven = hello ? stopping || MayHaveStarted(job, name)
                             : worker.desired.Knew(job.id(), job.epoch(), stopping, applied);
   if (!proven) {
     if (!hello) return;
     // Its ranks have not started; the daemon will be asked to prepare them again.
-    for (const int32_t rank : job.gang.On(worker.row.name())) {
-      job.gang.SetState(rank, v1::RANK_STATE_ASSIGNED);
-    }
+    for (const int32_t rank : job.gang.On(name)) job.gang.SetState(rank, v1::RANK_STATE_ASSIGNED);
     return;
   }
-  const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
+  if (leaves) return Departed(job, name, -1, turn);
+  const std::vector<int32_t> ranks = job.gang.On(name);
+  const StopReason gone = {
+      v1::CAUSE_WORKER_LOST,
+      absl::StrCat("worker ", name, " does not hold rank ", ranks.front(),
+                   " any more: its host was restarted or its state directory was removed"),
+      ranks.front()};
+  if (!stopping && Replace(job, name, gone, Departure::kProven, turn)) return;
   for (const int32_t rank : ranks) {
     job.gang.SetState(rank, std::max(job.gang.state(rank), v1::RANK_STATE_RELEASED));
   }
   turn.Persist(job.id());
-  if (stopping) {
-    turn.FreeSlots(job.id(), worker.row.name());
-  } else {
-    Stop(job,
-         {v1::CAUSE_WORKER_LOST,
-          absl::StrCat("worker ", worker.row.name(), " does not hold rank ", ranks.front(),
-                       " any more: its host was restarted or its state directory was removed"),
-          ranks.front()},
-         turn);
-  }
+  if (!stopping) return Stop(job, gone, turn);
+  turn.FreeSlots(job.id(), name);
 }
 
-absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std::string& job_id,
-                                           uint64_t epoch) {
+template <typename Request>
+absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const Request& request) {
+  const std::string& job_id = request.job_id();
+  const uint64_t epoch = request.epoch();
   JobEntry* job = jobs_.Find(JobId(job_id));
   if (job == nullptr || !job->up() || job->epoch().value() != epoch) {
     return absl::AbortedError(
@@ -502,6 +500,11 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const std:
   if (job->gang.On(worker.row.name()).empty()) {
     return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " epoch ", epoch,
                                                     " has no rank on worker ", worker.row.name()));
+  }
+  const uint32_t membership = std::max<uint32_t>(1, request.membership());
+  if (membership != job->membership()) {
+    return absl::UnavailableError(absl::StrCat("job ", job_id, " epoch ", epoch, ": membership ",
+                                               membership, " was replaced by ", job->membership()));
   }
   return job;
 }
@@ -529,14 +532,41 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
   }
 }
 
+DesiredList::Attempt CoreImpl::WantedOf(const WorkerEntry& worker, const JobEntry& job) const {
+  if (!job.Leaves(worker.row.name())) {
+    return {job.epoch(), PropertiesOf(job.state.attempt_state()).asked, StopGraceOf(job),
+            job.membership()};
+  }
+  DesiredList::Attempt wanted{job.epoch(), v1::DESIRED_PHASE_STOPPED,
+                              std::min(config_.stop_grace, kFailedStopGrace), 1};
+  for (const v1::Placement& placement : job.attempt.leaving()) {
+    if (placement.worker() == worker.row.name()) wanted.membership = placement.membership();
+  }
+  return wanted;
+}
+
 v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job) const {
+  const DesiredList::Attempt wanted = WantedOf(worker, job);
   v1::DesiredAttempt out;
   out.set_job_id(job.fixed.id());
   out.set_job_name(job.name());
   out.set_owner(job.fixed.owner());
   out.set_epoch(job.epoch().value());
-  out.set_stop_grace_ms(absl::ToInt64Milliseconds(StopGraceOf(job)));
-  out.set_phase(PropertiesOf(job.state.attempt_state()).asked);
+  out.set_membership(wanted.membership);
+  out.set_stop_grace_ms(absl::ToInt64Milliseconds(wanted.stop_grace));
+  out.set_phase(wanted.phase);
+  if (job.Leaves(worker.row.name())) {
+    for (const v1::Placement& placement : job.attempt.leaving()) {
+      if (placement.worker() != worker.row.name()) continue;
+      v1::RankAssignment& rank = *out.add_ranks();
+      rank.set_job_id(job.fixed.id());
+      rank.set_epoch(job.epoch().value());
+      rank.set_rank(placement.rank());
+      rank.set_device(placement.device());
+      rank.set_membership(wanted.membership);
+    }
+    return out;
+  }
   // Ranks know one size, that of their attempt.
   v1::JobSpec sized;
   if (job.elastic()) sized = spec::AtSize(job.spec(), job.gang.size());
@@ -560,6 +590,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
     rank.set_job_id(job.fixed.id());
     rank.set_job_name(job.name());
     rank.set_epoch(job.epoch().value());
+    rank.set_membership(wanted.membership);
     rank.set_rank(number);
     rank.set_world_size(job.gang.size());
     rank.set_local_rank(local_rank++);
@@ -585,10 +616,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
 void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
   std::map<JobId, DesiredList::Attempt> wanted;
   for (const JobId& id : worker.Jobs()) {
-    const JobEntry& job = *jobs_.Find(id);
-    wanted.emplace(id,
-                   DesiredList::Attempt{job.epoch(), PropertiesOf(job.state.attempt_state()).asked,
-                                        StopGraceOf(job)});
+    wanted.emplace(id, WantedOf(worker, *jobs_.Find(id)));
   }
   if (!worker.desired.Update(wanted)) return;
   worker.desired.Sent(turn.now());

@@ -106,11 +106,15 @@ void AddSlots(const google::protobuf::RepeatedPtrField<v1::Placement>& placement
   }
 }
 
-// Whether the entry starts a job.
+// Whether the entry starts a job. One whose ranks are replaced has started before.
 bool Starts(const v1::LogEntry& entry) {
   std::set<std::string> attempts;
   for (const v1::RowChange& change : entry.changes()) {
-    if (change.table() == Name(Table::kAttempts)) attempts.insert(change.key());
+    v1::AttemptRow attempt;
+    if (change.table() == Name(Table::kAttempts) && attempt.ParseFromString(change.value()) &&
+        attempt.membership() <= 1) {
+      attempts.insert(change.key());
+    }
   }
   if (attempts.empty()) return false;
   return std::any_of(
@@ -283,6 +287,12 @@ absl::StatusOr<bool> DecisionReplay::Cluster::PutIn(const JobId& id, const Logge
   if (job.size() == 0) return false;
   for (const v1::Placement& placement : job.attempt.placements()) {
     if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
+    const WorkerEntry* worker = workers_.Find(WorkerId(placement.worker()));
+    if (worker == nullptr || worker->held.contains(placement.device())) return false;
+    workers_.Hold(placement, id, part.epoch);
+    part.held.push_back(placement);
+  }
+  for (const v1::Placement& placement : job.attempt.leaving()) {
     const WorkerEntry* worker = workers_.Find(WorkerId(placement.worker()));
     if (worker == nullptr || worker->held.contains(placement.device())) return false;
     workers_.Hold(placement, id, part.epoch);

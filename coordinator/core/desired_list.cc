@@ -14,7 +14,8 @@ bool DesiredList::Update(const std::map<JobId, Attempt>& wanted) {
     const auto known = listed_.find(job);
     if (known != listed_.end() && known->second.attempt.epoch == attempt.epoch) {
       const Attempt& before = known->second.attempt;
-      changed |= before.phase != attempt.phase || before.stop_grace != attempt.stop_grace;
+      changed |= before.phase != attempt.phase || before.stop_grace != attempt.stop_grace ||
+                 before.membership != attempt.membership;
       entry.since = known->second.since;
       entry.stopped_since = known->second.stopped_since;
     } else {

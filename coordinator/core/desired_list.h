@@ -21,6 +21,7 @@ class DesiredList {
     Epoch epoch;
     v1::DesiredPhase phase = v1::DESIRED_PHASE_UNSPECIFIED;
     absl::Duration stop_grace;
+    uint32_t membership = 1;
   };
 
   // The worker should hold these attempts now. True: Desired is to be sent, since it differs from

@@ -1,5 +1,6 @@
 #include "coordinator/core/job_entry.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -21,6 +22,7 @@ void AddState(const JobEntry& entry, v1::Job& job) {
   job.set_state(state.state());
   job.set_epoch(state.epoch());
   job.set_attempts(state.attempts());
+  if (entry.attempt.epoch() > 0) job.set_membership(entry.membership());
   job.set_failures(state.failures());
   job.set_step(progress.step());
   job.set_steps(entry.steps());
@@ -56,6 +58,7 @@ void AddSpec(const JobEntry& entry, v1::Job& job) {
 void AddRanks(const JobEntry& entry, v1::Job& job) {
   for (const v1::RankStatus& rank : entry.gang.ranks()) *job.add_ranks() = rank;
   if (entry.attempt.has_cost()) *job.mutable_placement_cost() = entry.attempt.cost();
+  *job.mutable_replacements() = entry.attempt.replacements();
 }
 
 void AddCurve(const JobEntry& entry, v1::Job& job) {
@@ -102,6 +105,12 @@ const std::vector<int32_t>& JobEntry::sizes() const {
 std::vector<int32_t> JobEntry::allowed_sizes() const {
   if (state.ranks_wanted() != 0) return {state.ranks_wanted()};
   return sizes();
+}
+
+bool JobEntry::Leaves(const std::string& worker) const {
+  return std::any_of(
+      attempt.leaving().begin(), attempt.leaving().end(),
+      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
 }
 
 v1::Job JobEntry::View() const {

@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_CORE_JOB_ENTRY_H_
 #define MUSTER_COORDINATOR_CORE_JOB_ENTRY_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -81,6 +82,11 @@ struct JobEntry {
     return {progress, curve, phase, steps(), spec().engine().model().sequence_length()};
   }
 
+  // Of the newest attempt: Job.membership, at least 1.
+  uint32_t membership() const { return std::max<uint32_t>(1, attempt.membership()); }
+  // Ranks of the live attempt that were on this worker were replaced, and its daemon has not proven
+  // yet that their devices are free. Such a worker has no other rank of the attempt.
+  bool Leaves(const std::string& worker) const;
   // Of the newest attempt; 0 before the first.
   int32_t size() const { return attempt.placements_size(); }
 

@@ -22,6 +22,7 @@ namespace muster::coordinator {
 //   CANCELLED <- STOPPING <--- kCancel --- PLACING, STARTING, RUNNING
 //      kReleased
 //
+//   STARTING --- kReplaced ---> PLACING
 //   PLACING, STARTING, RUNNING --- kPreempt ---> PREEMPTING --- kYielded ---> QUEUED
 //   PLACING, STARTING, RUNNING --- kResize ----> RESIZING ----- kYielded ---> QUEUED
 //   QUEUED, RECOVERING, PREEMPTING, RESIZING --- kHold ---> HELD --- kUnhold ---> QUEUED
@@ -31,10 +32,11 @@ namespace muster::coordinator {
 // that proof. A job whose dependencies cannot hold any more, or whose deadline has passed, goes
 // from QUEUED or HELD to FAILED (kCannotStart).
 enum class JobEvent {
-  kAdmitted,       // durable, joins its queue
-  kPlaced,         // an attempt was allocated
-  kLaunched,       // every daemon accepted the attempt
-  kTraining,       // every rank joined its communicators
+  kAdmitted,  // durable, joins its queue
+  kPlaced,    // an attempt was allocated
+  kLaunched,  // every daemon accepted the attempt
+  kReplaced,  // ranks of the attempt have other devices, whose daemons have not accepted it yet
+  kTraining,  // every rank joined its communicators
   kAttemptFailed,  // an attempt ends early and is being released
   kRetry,          // released and the back-off is over
   kGivenUp,        // released, not to be retried
@@ -49,7 +51,7 @@ enum class JobEvent {
   kHold,           // without an attempt, and kept from getting one
   kUnhold,         // that ends
 };
-constexpr size_t kJobEventCount = 17;
+constexpr size_t kJobEventCount = 18;
 constexpr size_t kJobStateCount = v1::JobState_ARRAYSIZE;
 
 struct JobTransition {
@@ -67,6 +69,7 @@ constexpr std::array kJobTransitions = {
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kLaunched, v1::JOB_STATE_STARTING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
     JobTransition{v1::JOB_STATE_PLACING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},
+    JobTransition{v1::JOB_STATE_STARTING, JobEvent::kReplaced, v1::JOB_STATE_PLACING},
     JobTransition{v1::JOB_STATE_STARTING, JobEvent::kTraining, v1::JOB_STATE_RUNNING},
     JobTransition{v1::JOB_STATE_STARTING, JobEvent::kAttemptFailed, v1::JOB_STATE_RECOVERING},
     JobTransition{v1::JOB_STATE_STARTING, JobEvent::kCancel, v1::JOB_STATE_STOPPING},

@@ -81,14 +81,12 @@ void KeyValue::Get(SessionId session, const v1::KeyValueGet& get, Turn& turn) {
   if (space.waiters[get.key()].emplace(session, get.request()).second) ++space.waiter_count;
 }
 
-void KeyValue::Drop(const JobId& job, Epoch epoch, Turn& turn) {
+void KeyValue::Drop(const JobId& job, Epoch epoch, const absl::Status& over, Turn& turn) {
   const auto it = spaces_.find({job, epoch});
   if (it == spaces_.end()) return;
   for (const auto& [key, value] : it->second.values) {
     turn.batch().Delete(Table::kKeyValue, schema::Encode(schema::KeyValueKey{job, epoch, key}));
   }
-  const absl::Status over = absl::AbortedError(
-      absl::StrCat("job ", job.value(), ": epoch ", epoch.value(), " has ended"));
   for (const auto& [key, waiters] : it->second.waiters) {
     for (const auto& [session, request] : waiters) Reply(session, request, over, "", turn);
   }

@@ -1,5 +1,6 @@
 // The bootstrap keys of live attempts and the gets that wait for one. A key is written once, is
-// durable, and is deleted with its epoch. The caller fences: it passes only live epochs.
+// durable, and is deleted with its epoch or membership. The caller fences: it passes only those of
+// live epochs and current memberships, so that the keys of an epoch are of one membership.
 #ifndef MUSTER_COORDINATOR_CORE_KEY_VALUE_H_
 #define MUSTER_COORDINATOR_CORE_KEY_VALUE_H_
 
@@ -19,10 +20,11 @@ class KeyValue {
  public:
   // Answers the put and every get that waits for the key.
   void Put(SessionId session, const v1::KeyValuePut& put, Turn& turn);
-  // Answers at once when the key exists, else when it is put or the epoch ends.
+  // Answers at once when the key exists, else when it is put or dropped.
   void Get(SessionId session, const v1::KeyValueGet& get, Turn& turn);
-  // The epoch is over: deletes its keys and answers the gets that wait with kAborted.
-  void Drop(const JobId& job, Epoch epoch, Turn& turn);
+  // The epoch, or its membership, is over: deletes its keys and answers the gets that wait with
+  // `over`.
+  void Drop(const JobId& job, Epoch epoch, const absl::Status& over, Turn& turn);
   // The session is closed: its gets are dropped.
   void DropSession(SessionId session);
   void Recover(const schema::KeyValueKey& key, std::string value);

@@ -27,6 +27,7 @@ constexpr uint64_t kEpochsAheadMax = 1'000'000;
 // ---- restarts that do not count are bounded too, or a broken machine would restart a job for ever
 constexpr int kLaunchFailuresMax = 20;    // attempts in a row that could not be started
 constexpr int kRestartsInARowMax = 1000;  // attempts in a row without a newly committed step
+constexpr uint32_t kMembershipsMax = 64;  // of one attempt; with another replacement it ends
 
 // ---- workers
 constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESOURCE_EXHAUSTED

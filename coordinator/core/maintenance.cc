@@ -95,7 +95,7 @@ std::vector<Maintenance::Move> Maintenance::Check(WorkerEntry& worker, const Job
   const absl::Time until = FromProto(worker.row.cordon().until());
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs.Find(id);
-    if (!job.up()) continue;
+    if (!job.up() || job.Leaves(name)) continue;
     const bool trains = job.state.attempt_state() == v1::ATTEMPT_STATE_TRAINING;
     if (trains && turn.now() < until) continue;
     moves.push_back({id, trains

@@ -47,6 +47,7 @@ std::string Reachability::WhyKept(const WorkerEntry& worker, const WorkerTable& 
   }
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs.Find(id);
+    if (job.Leaves(worker.row.name())) continue;
     if (job.up() && job.gang.advanced_at() > worker.last_heard + config_.unreachable_after &&
         now - job.gang.advanced_at() < config_.lost_after) {
       return absl::StrCat("job ", job.name(), " makes progress, which it could not without ",

@@ -37,8 +37,9 @@ struct WorkerEntry {
 
   // ---- of the current session
   DesiredList desired;
-  bool takes_spec_once = false;  // Hello.protocol_version: DesiredAttempt.spec
-  bool runs_commands = false;    // the same: JobSpec.command
+  bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
+  bool runs_commands = false;      // the same: JobSpec.command
+  bool knows_memberships = false;  // the same: DesiredAttempt.membership
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were

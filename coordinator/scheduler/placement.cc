@@ -8,39 +8,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "coordinator/scheduler/demand.h"
 #include "coordinator/scheduler/gang_layout.h"
 
 namespace muster::coordinator {
 namespace {
-
-// Domains by depth: the index in kDomainLevels, kHostDepth for a worker, -1 for the cluster.
-constexpr int kHostDepth = static_cast<int>(kDomainLevels.size());
-constexpr int kClusterDepth = -1;
-
-int Depth(v1::TopologyLevel level) {
-  return level == v1::TOPOLOGY_LEVEL_CLUSTER ? kClusterDepth : static_cast<int>(DepthOf(level));
-}
-v1::TopologyLevel LevelAt(int depth) {
-  return depth == kClusterDepth ? v1::TOPOLOGY_LEVEL_CLUSTER
-         : depth == kHostDepth  ? v1::TOPOLOGY_LEVEL_HOST
-                                : kDomainLevels[static_cast<size_t>(depth)];
-}
-
-// Runs of `size` ranks are each in one domain at least as deep as `depth`.
-struct Granule {
-  int depth = kHostDepth;
-  int64_t size = 1;
-};
-
-// What a job asks of the topology.
-struct Demand {
-  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
-  int64_t ranks = 0;
-  std::vector<Granule> granules;  // each size is a multiple of the one before
-  int start = kHostDepth;         // the narrowest domains that are looked at
-  int limit = kClusterDepth;      // the broadest ones that may hold the gang
-  int64_t unit() const { return granules.front().size; }
-};
 
 // Cuts `slots` of a domain at `depth`, whose parent is at `parent`, down to whole granules.
 int64_t WholeGranules(const Demand& demand, int64_t slots, int depth, int parent) {
@@ -84,39 +56,6 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
     sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
   }
   return sum;
-}
-
-// `strict`: with what the job prefers as if it required it.
-Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
-  Demand demand;
-  demand.device = job.device;
-  demand.ranks = job.ranks;
-  const SlotIndex::Kind& slots = index.Of(job.device);
-  Granule unit{kHostDepth, UnitOf(job, slots)};
-  if (unit.size == 1 && job.group > 1 && job.ranks % job.group == 0) {
-    for (const auto& [path, number] : index.domains_of(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN)) {
-      int64_t total = 0;
-      for (const auto& [size, workers] : Workers(index.domain(number), job.device, /*ever=*/true)) {
-        total += int64_t{size} * workers;
-      }
-      if (total >= job.group) unit = {Depth(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN), job.group};
-    }
-  }
-  demand.granules.push_back(unit);
-  const PlacementRule& rule = job.placement;
-  const bool segments = rule.segment > 0 && rule.segment < job.ranks;
-  if (rule.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
-    if (segments) {
-      demand.granules.push_back({Depth(rule.required), rule.segment});
-    } else {
-      demand.limit = Depth(rule.required);
-    }
-  }
-  if (rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
-    if (segments && strict) demand.granules.push_back({Depth(rule.preferred), rule.segment});
-    if (!segments) demand.start = Depth(rule.preferred);
-  }
-  return demand;
 }
 
 // Where the gang goes as a whole, and what it may take there.

@@ -45,6 +45,8 @@ void CheckBackward(const LinearBackwardArgs& args) {
         << "packed goes with dx alone, and without pre";
   }
   CHECK(args.pre.empty() || !args.dx.empty()) << "pre goes with dx";
+  CHECK(!args.accumulate_dx || (args.dw.empty() && args.pre.empty() && args.packed.empty()))
+      << "accumulate_dx goes with dx alone";
   if (!args.dx.empty()) {
     CHECK((args.dx.data() != args.x.data() || !args.packed.empty()) &&
           args.dx.data() != args.dy.data() && args.dx.data() != args.pre.data())

@@ -64,6 +64,9 @@ struct LinearBackwardArgs {
   bool recompute_x = false;
   // False: dw, dbias and pre_dbias are overwritten, so that they need not be zeroed first.
   bool accumulate = true;
+  // True: dx += dy W. Goes with dx alone, and without `pre` and `packed`. On CUDA the sum may be
+  // rounded once or twice.
+  bool accumulate_dx = false;
   Tensor packed = Tensor();    // [T,2K] act or empty
   Tensor d_packed = Tensor();  // [T,2K] act, with `packed`, which it may alias
 };

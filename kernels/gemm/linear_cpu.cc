@@ -93,7 +93,8 @@ void InputGradientTile(const LinearBackwardArgs& args, const Tile& tile) {
   const Loops& loops = ChooseLoops();
   const int64_t k = args.w.dim(1), n = args.w.dim(0);
   float* dx = args.dx.f32() + tile.m0 * k + tile.n0;
-  Gemm(tile.m, tile.n, n, {args.dy.f32() + tile.m0 * n, n}, {args.w.f32() + tile.n0, k}, 0, dx, k);
+  Gemm(tile.m, tile.n, n, {args.dy.f32() + tile.m0 * n, n}, {args.w.f32() + tile.n0, k},
+       args.accumulate_dx ? 1 : 0, dx, k);
   if (args.pre.empty()) return;
   for (int64_t row = 0; row < tile.m; ++row) {
     const float* pre = args.pre.f32() + (tile.m0 + row) * k + tile.n0;

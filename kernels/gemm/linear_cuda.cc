@@ -69,7 +69,8 @@ Gemm InputGradientGemm(const LinearBackwardArgs& args) {
           .output = args.dx.dtype(),
           .a = args.w.data(),
           .b = args.dy.data(),
-          .d = args.dx.data()};
+          .d = args.dx.data(),
+          .beta = args.accumulate_dx ? 1.0f : 0.0f};
 }
 
 Gemm WeightGradientGemm(const LinearBackwardArgs& args) {
@@ -216,6 +217,7 @@ absl::Status InputGradient(CudaStream& stream, const LinearBackwardArgs& args, v
                            void* scratch) {
   LinearPlans& plans = stream.cuda_device().linear_plans();
   const Gemm plain = InputGradientGemm(args);
+  if (args.accumulate_dx) return plans.Run(stream, plain, workspace);
   const HopperGemm own = OwnInputGradient(args);
   const bool gelu = !args.pre.empty() && args.activation == Epilogue::kGelu;
   const bool relu2 = !args.pre.empty() && !gelu, swiglu = !args.packed.empty();

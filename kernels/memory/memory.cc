@@ -1,6 +1,7 @@
 #include "kernels/memory/memory.h"
 
 #include <cstdint>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/check_args.h"
@@ -11,6 +12,7 @@
 namespace muster::kernels {
 
 MUSTER_TWINS(Zero)
+MUSTER_TWINS(ZeroAll)
 MUSTER_TWINS(Copy)
 MUSTER_TWINS(Cast)
 MUSTER_TWINS(Axpy)
@@ -21,6 +23,13 @@ MUSTER_TWINS(Add)
 void Zero(Stream& stream, Tensor out) {
   CHECK(out.contiguous()) << out.ToString();
   MUSTER_DISPATCH(Zero, out);
+}
+
+void ZeroAll(Stream& stream, const std::vector<Tensor>& outs) {
+  for (const Tensor& out : outs) {
+    CHECK(out.contiguous() && out.dtype() == DType::kF32) << out.ToString();
+  }
+  MUSTER_DISPATCH(ZeroAll, outs);
 }
 
 void Copy(Stream& stream, Tensor from, Tensor to) {

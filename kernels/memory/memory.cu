@@ -68,6 +68,19 @@ struct ScaleElements {
   }
 };
 
+constexpr int kZeroedMax = 16;  // tensors of a launch
+struct Zeroed {
+  float* data[kZeroedMax];
+  int64_t count[kZeroedMax];
+};
+// Block y takes tensor y.
+__global__ void ZeroAllKernel(const Zeroed zeroed) {
+  const int64_t count = zeroed.count[blockIdx.y], step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) {
+    zeroed.data[blockIdx.y][i] = 0;
+  }
+}
+
 }  // namespace
 
 cudaError_t ProbeArchitecture() {
@@ -80,6 +93,26 @@ std::string BuiltArchitectures() { return MUSTER_CUDA_ARCHITECTURES; }
 void Zero(Stream& stream, Tensor out) {
   CudaStream& cuda = CudaStream::Of(stream);
   cuda.Check(cudaMemsetAsync(out.data(), 0, out.bytes(), cuda.handle()), "Zero");
+}
+
+void ZeroAll(Stream& stream, const std::vector<Tensor>& outs) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  constexpr unsigned kThreads = 256;
+  for (size_t first = 0; first < outs.size(); first += kZeroedMax) {
+    const size_t tensors = std::min<size_t>(kZeroedMax, outs.size() - first);
+    Zeroed zeroed{};
+    int64_t most = 0;
+    for (size_t i = 0; i < tensors; ++i) {
+      zeroed.data[i] = outs[first + i].f32();
+      zeroed.count[i] = outs[first + i].elements();
+      most = std::max(most, zeroed.count[i]);
+    }
+    if (most == 0) continue;
+    const auto blocks = static_cast<unsigned>(std::min<int64_t>(CeilDiv(most, kThreads), 64));
+    ZeroAllKernel<<<dim3(blocks, static_cast<unsigned>(tensors)), kThreads, 0, cuda.handle()>>>(
+        zeroed);
+  }
+  cuda.CheckLaunch("ZeroAll");
 }
 
 void Copy(Stream& stream, Tensor from, Tensor to) {

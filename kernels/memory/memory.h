@@ -3,6 +3,7 @@
 #define MUSTER_KERNELS_MEMORY_MEMORY_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
@@ -10,6 +11,8 @@
 namespace muster::kernels {
 
 void Zero(Stream& stream, Tensor out);
+// Of many small tensors in fp32, with few launches.
+void ZeroAll(Stream& stream, const std::vector<Tensor>& outs);
 // Same dtype and number of elements; either side in host or device memory.
 void Copy(Stream& stream, Tensor from, Tensor to);
 // Between fp32, bf16 and fp16.

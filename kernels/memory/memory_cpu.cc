@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 #include "kernels/device/device.h"
@@ -24,6 +25,10 @@ void Zero(Stream& stream, Tensor out) {
     pool.RunRanges(out.bytes(), kRangeElements,
                    [&](int64_t begin, int64_t count) { std::memset(data + begin, 0, count); });
   });
+}
+
+void ZeroAll(Stream& stream, const std::vector<Tensor>& outs) {
+  for (const Tensor& out : outs) cpu::Zero(stream, out);
 }
 
 void Copy(Stream& stream, Tensor from, Tensor to) {

@@ -1,7 +1,7 @@
 // Gated RMS norm. A block takes rows of one group one after the other; each thread keeps its
 // columns of a row in registers, and those of gamma and of its gradient for all rows. Bytes:
-// forward [T,2W] in, [T,W] out; backward [T,3W] in, [T,2W] out, and a partial sum of gamma's
-// gradient for each block.
+// forward [T,2W] in, [T,W] out; backward [T,3W] in, [T,2W] or [T,3W] out, and a partial sum of
+// gamma's gradient for each block.
 #include <algorithm>
 #include <type_traits>
 
@@ -40,8 +40,8 @@ struct Problem {
   float whole_width;            // of a group on all ranks
   float epsilon;
 
-  Rows<T> dout, dy, dz;
-  float* gamma_sums;  // [blocks of a group, groups * width]
+  Rows<T> dout, dy, dz;  // backward writes `out` in one of its kernels only
+  float* gamma_sums;     // [blocks of a group, groups * width]
 };
 
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
@@ -122,7 +122,8 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) ForwardKernel(const Proble
   }
 }
 
-template <typename T, int N, int kPacks, bool kGateBehind, bool kShared>
+// kOut: writes p.out, forward's output.
+template <typename T, int N, int kPacks, bool kGateBehind, bool kShared, bool kOut = false>
 __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Problem<T> p) {
   Columns<T, N, kPacks> columns(p);
   float gamma[kPacks][N], sums[kPacks][N] = {};
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       if (!columns.Inside(i)) continue;
-      float dy[N], dz[N];
+      float dy[N], dz[N], out[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float y = ys[i][j], z = zs[i][j], s = sigmoids[i][j];
@@ -177,10 +178,14 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
           const float d = rstd * (scaled - y * silu * factor);
           dy[j] = d * silu;
           dz[j] = d * y * d_silu;
+          out[j] = y * silu * rstd * gamma[i][j];
         }
       }
       StorePack<N>(p.dy.At(t, columns.begin + columns.At(i)), FromFloats<T>(dy));
       StorePack<N>(p.dz.At(t, columns.begin + columns.At(i)), FromFloats<T>(dz));
+      if constexpr (kOut) {
+        StorePack<N>(p.out.At(t, columns.begin + columns.At(i)), FromFloats<T>(out));
+      }
     }
   }
   float* const to = p.gamma_sums + blockIdx.x * p.groups * p.width + columns.begin;
@@ -189,6 +194,82 @@ __global__ void __launch_bounds__(ThreadsMax(kPacks)) BackwardKernel(const Probl
     if (!columns.Inside(i)) continue;
 #pragma unroll
     for (int j = 0; j < N; ++j) to[columns.At(i) + j] = sums[i][j];
+  }
+}
+
+// The gate is in front of the norm. Writes p.out without the norm's factor, and p.sums.
+template <typename T, int N, int kPacks>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) UnscaledKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  float gamma[kPacks][N];
+  columns.LoadGamma(gamma);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    Pack<T, N> ys[kPacks], zs[kPacks];
+    columns.Load(p.y, t, ys);
+    columns.Load(p.z, t, zs);
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      float out[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float z = zs[i][j], value = ys[i][j] * z * Sigmoid(z);
+        squares += value * value;
+        out[j] = value * gamma[i][j];
+      }
+      if (columns.Inside(i)) {
+        StorePack<N>(p.out.At(t, columns.begin + columns.At(i)), FromFloats<T>(out));
+      }
+    }
+    squares = columns.Sum(squares);
+    if (threadIdx.x == 0) *p.sums.At(t, blockIdx.y) = squares;
+  }
+}
+
+// p.sums of each row: p.dout times p.out.
+template <typename T, int N, int kPacks>
+__global__ void __launch_bounds__(ThreadsMax(kPacks)) DotsKernel(const Problem<T> p) {
+  Columns<T, N, kPacks> columns(p);
+  for (int64_t t = blockIdx.x; t < p.rows; t += gridDim.x) {
+    Pack<T, N> douts[kPacks], outs[kPacks];
+    columns.Load(p.dout, t, douts);
+    columns.Load(p.out, t, outs);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int j = 0; j < N; ++j) sum += static_cast<float>(douts[i][j]) * outs[i][j];
+    }
+    sum = columns.Sum(sum);
+    if (threadIdx.x == 0) *p.sums.At(t, blockIdx.y) = sum;
+  }
+}
+
+template <typename T>
+struct ScaleProblem {
+  const float* sums;
+  float* rstd;
+  int64_t all;  // rows of sums
+  float width, epsilon;
+  T* rows;
+  int64_t count, columns, first;
+
+  __device__ float Factor(int64_t t) const { return 1.0f / sqrtf(sums[t] / width + epsilon); }
+};
+
+template <typename T, int N>
+__global__ void ScaleRowsKernel(const ScaleProblem<T> p) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t t = thread; t < p.all; t += threads) p.rstd[t] = p.Factor(t);
+  const int64_t of_row = p.columns / N;
+  for (int64_t i = thread; i < p.count * of_row; i += threads) {
+    const float factor = p.Factor(p.first + i / of_row);
+    const Pack<T, N> pack = LoadPack<N>(p.rows + i * N);
+    float scaled[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) scaled[j] = pack[j] * factor;
+    StorePack<N>(p.rows + i * N, FromFloats<T>(scaled));
   }
 }
 
@@ -331,12 +412,17 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     p.dout = RowsOf<T>(args.dout);
     p.dy = RowsOf<T>(args.dy);
     p.dz = RowsOf<T>(args.dz);
+    p.out = RowsOf<T>(args.out);
     const bool packed =
-        Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width);
+        Packs<T>({&args.forward.y, &args.forward.z, &args.dout, &args.dy, &args.dz}, p.width) &&
+        (args.out.empty() || Packs<T>({&args.out}, p.width));
     ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
-      const auto kernel = Choose(args.forward, [&](auto behind, auto shared) {
-        return BackwardKernel<T, n(), packs(), behind(), shared()>;
-      });
+      const auto kernel = args.out.empty()
+                              ? Choose(args.forward,
+                                       [&](auto behind, auto shared) {
+                                         return BackwardKernel<T, n(), packs(), behind(), shared()>;
+                                       })
+                              : BackwardKernel<T, n(), packs(), false, true, true>;
       const unsigned blocks = BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups);
       p.gamma_sums = static_cast<float*>(cuda.Scratch(int64_t{blocks} * p.groups * p.width * 4));
       if (p.gamma_sums == nullptr) return;
@@ -359,6 +445,50 @@ void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
   cuda.CheckLaunch("GatedRmsNormSums");
 }
 
+void GatedRmsNormUnscaled(Stream& stream, const GatedRmsNormArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.y.elements() == 0) return;
+  DispatchFloat(args.y.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    const Problem<T> p = Describe<T>(args);
+    ForPacks<T>(Packs<T>({&args.y, &args.z, &args.out}, p.width), p.width,
+                [&](auto n, auto packs, unsigned threads) {
+                  const auto kernel = UnscaledKernel<T, n(), packs()>;
+                  const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                                  static_cast<unsigned>(p.groups));
+                  kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+                });
+  });
+  cuda.CheckLaunch("GatedRmsNormUnscaled");
+}
+
+void RmsScaleRows(Stream& stream, const RmsScaleRowsArgs& args) {
+  CudaStream& cuda = CudaStream::Of(stream);
+  if (args.sums.dim(0) == 0) return;
+  constexpr unsigned kThreads = 256;
+  // Few enough to run at a time beside others, enough for the memory's speed.
+  const auto blocks = static_cast<unsigned>(4 * cuda.cuda_device().multiprocessors());
+  DispatchFloat(args.rows.empty() ? DType::kF32 : args.rows.dtype(), [&](auto tag) {
+    using T = decltype(tag);
+    ScaleProblem<T> p{};
+    p.sums = args.sums.f32();
+    p.rstd = args.rstd.f32();
+    p.all = args.sums.dim(0);
+    p.width = static_cast<float>(args.width);
+    p.epsilon = args.epsilon;
+    if (!args.rows.empty()) {
+      p.rows = args.rows.as<T>();
+      p.count = args.rows.dim(0);
+      p.columns = args.rows.dim(1);
+      p.first = args.first;
+    }
+    const bool packed = Aligned16(args.rows) && p.columns % kPackSize<T> == 0;
+    const auto kernel = packed ? ScaleRowsKernel<T, kPackSize<T>> : ScaleRowsKernel<T, 1>;
+    kernel<<<blocks, kThreads, 0, cuda.handle()>>>(p);
+  });
+  cuda.CheckLaunch("RmsScaleRows");
+}
+
 void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {
   CudaStream& cuda = CudaStream::Of(stream);
   const GatedRmsNormArgs& forward = args.forward;
@@ -367,6 +497,17 @@ void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& ar
     using T = decltype(tag);
     Problem<T> p = Describe<T>(forward);
     p.dout = RowsOf<T>(args.dout);
+    if (!args.out.empty()) {
+      p.out = RowsOf<T>(args.out);
+      ForPacks<T>(Packs<T>({&args.dout, &args.out}, p.width), p.width,
+                  [&](auto n, auto packs, unsigned threads) {
+                    const auto kernel = DotsKernel<T, n(), packs()>;
+                    const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                                    static_cast<unsigned>(p.groups));
+                    kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+                  });
+      return;
+    }
     WriteSums<T, true>(cuda, p, Packs<T>({&forward.y, &forward.z, &args.dout}, p.width),
                        forward.norm_before_gate);
   });

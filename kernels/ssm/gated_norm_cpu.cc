@@ -65,6 +65,7 @@ void BackwardGroup(const GatedRmsNormBackwardArgs& args, int64_t t, int64_t grou
     const float s = Sigmoid(z[i]);
     const float d_silu = s * (1 + z[i] * (1 - s));
     const float dv = rstd * (g[i] - v[i] * factor);
+    if (!args.out.empty()) Row(args.out, t)[begin + i] = v[i] * rstd * gamma[i];
     if (forward.norm_before_gate) {
       dz[i] = dout[i] * gamma[i] * v[i] * rstd * d_silu;
       dy[i] = dv;
@@ -161,9 +162,45 @@ void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
   });
 }
 
+void GatedRmsNormUnscaled(Stream& stream, const GatedRmsNormArgs& args) {
+  WriteSums(stream, args, [args](int64_t t, int64_t group) {
+    const int64_t width = args.y.dim(1) / args.groups, begin = group * width;
+    const float* gamma = args.gamma.f32() + begin;
+    float* out = Row(args.out, t) + begin;
+    float* v = ThreadScratch(width);
+    for (int64_t i = 0; i < width; ++i) {
+      v[i] = Normed(args, Row(args.y, t) + begin, Row(args.z, t) + begin, i);
+      out[i] = v[i] * gamma[i];
+    }
+    return static_cast<float>(ChooseLoops().sum_squares(width, v));
+  });
+}
+
+void RmsScaleRows(Stream& stream, const RmsScaleRowsArgs& args) {
+  EnqueueOnHost(stream, [args](ThreadPool& pool) {
+    const int64_t all = args.sums.dim(0);
+    const int64_t end = args.first + (args.rows.empty() ? 0 : args.rows.dim(0));
+    pool.Run((all + kRows - 1) / kRows, [&](int64_t task) {
+      for (int64_t t = task * kRows; t < std::min(all, (task + 1) * kRows); ++t) {
+        const double mean =
+            static_cast<double>(args.sums.f32()[t]) / static_cast<double>(args.width);
+        const auto rstd =
+            static_cast<float>(1 / std::sqrt(mean + static_cast<double>(args.epsilon)));
+        args.rstd.f32()[t] = rstd;
+        if (t < args.first || t >= end) continue;
+        float* row = Row(args.rows, t - args.first);
+        for (int64_t i = 0; i < args.rows.dim(1); ++i) row[i] *= rstd;
+      }
+    });
+  });
+}
+
 void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {
   WriteSums(stream, args.forward, [args](int64_t t, int64_t group) {
-    const int64_t width = args.forward.y.dim(1) / args.forward.groups;
+    const int64_t width = args.forward.y.dim(1) / args.forward.groups, begin = group * width;
+    if (!args.out.empty()) {
+      return ChooseLoops().dot(width, Row(args.dout, t) + begin, Row(args.out, t) + begin);
+    }
     float* g = ThreadScratch(2 * width);
     LoadBackward(args, t, group, g, g + width);
     return ChooseLoops().dot(width, g, g + width);

@@ -21,6 +21,8 @@ MUSTER_TWINS(SsdPassStates)
 MUSTER_TWINS(SegmentDocuments)
 MUSTER_TWINS(GatedRmsNormForward)
 MUSTER_TWINS(GatedRmsNormSums)
+MUSTER_TWINS(GatedRmsNormUnscaled)
+MUSTER_TWINS(RmsScaleRows)
 MUSTER_TWINS(GatedRmsNormBackward)
 MUSTER_TWINS(GatedRmsNormBackwardSums)
 
@@ -252,6 +254,11 @@ void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args) 
     CheckAct(tensor, y.dtype(), {y.dim(0), y.dim(1)}, "gradient");
   }
   CheckParameter(args.dgamma, {y.dim(1)}, "dgamma");
+  if (!args.out.empty()) {
+    CheckAct(args.out, y.dtype(), {y.dim(0), y.dim(1)}, "out");
+    CHECK(!args.forward.sums.empty() && !args.forward.norm_before_gate)
+        << "backward writes out with sums of all ranks and the gate in front";
+  }
   MUSTER_DISPATCH(GatedRmsNormBackward, args);
 }
 
@@ -259,6 +266,26 @@ void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args) {
   CheckGatedNorm(args);
   CHECK(!args.sums.empty());
   MUSTER_DISPATCH(GatedRmsNormSums, args);
+}
+
+void GatedRmsNormUnscaled(Stream& stream, const GatedRmsNormArgs& args) {
+  CheckGatedNorm(args);
+  CHECK(!args.sums.empty() && !args.norm_before_gate);
+  CheckAct(args.out, args.y.dtype(), {args.y.dim(0), args.y.dim(1)}, "out");
+  MUSTER_DISPATCH(GatedRmsNormUnscaled, args);
+}
+
+void RmsScaleRows(Stream& stream, const RmsScaleRowsArgs& args) {
+  CheckParameter(args.rstd, {args.sums.dim(0)}, "rstd");
+  CheckParameter(args.sums, {args.rstd.dim(0)}, "sums");
+  CHECK_GT(args.width, 0);
+  if (!args.rows.empty()) {
+    CHECK(IsActivation(args.rows.dtype()) && args.rows.rank() == 2 && args.rows.contiguous())
+        << "rows " << args.rows.ToString();
+    CHECK(args.first >= 0 && args.first + args.rows.dim(0) <= args.sums.dim(0))
+        << args.rows.dim(0) << " rows from " << args.first;
+  }
+  MUSTER_DISPATCH(RmsScaleRows, args);
 }
 
 void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args) {

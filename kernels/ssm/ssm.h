@@ -139,7 +139,9 @@ void SegmentDocuments(Stream& stream, const SegmentDocumentsArgs& args);
 //   out = norm(y silu(z)) gamma,  or  out = norm(y) gamma silu(z).
 //
 // Where several ranks have columns of one group, each computes its part of the sums over a row
-// (GatedRmsNormSums, GatedRmsNormBackwardSums); these are added up and handed in as `sums`.
+// (GatedRmsNormSums, GatedRmsNormBackwardSums); these are added up and handed in as `sums`. Where
+// all columns are of one group and a GEMM sums over them, the norm's factor of a row may follow
+// that instead: GatedRmsNormUnscaled, the GEMM, and RmsScaleRows once the sums have been added up.
 struct GatedRmsNormArgs {
   Tensor y;      // [T,W] act
   Tensor z;      // [T,W] act
@@ -157,6 +159,21 @@ struct GatedRmsNormArgs {
 void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args);
 // Writes args.sums: squares of what the norm reads. `out` and `rstd` are not used.
 void GatedRmsNormSums(Stream& stream, const GatedRmsNormArgs& args);
+// Writes `out` without the factor 1 / sqrt(mean of squares + epsilon), and args.sums as
+// GatedRmsNormSums does. Requires: the gate is in front of the norm. `rstd` is not used.
+void GatedRmsNormUnscaled(Stream& stream, const GatedRmsNormArgs& args);
+
+// rstd = 1 / sqrt(sums / width + epsilon) for all rows, and rows [first, first + R) of some [T,C]
+// times theirs.
+struct RmsScaleRowsArgs {
+  Tensor sums;  // [T] fp32, of all ranks
+  Tensor rstd;  // [T] fp32, written
+  int64_t width = 0;
+  float epsilon = 1e-5f;
+  Tensor rows;  // [R,C] act, in place; may be empty
+  int64_t first = 0;
+};
+void RmsScaleRows(Stream& stream, const RmsScaleRowsArgs& args);
 
 struct GatedRmsNormBackwardArgs {
   GatedRmsNormArgs forward;  // `out` is not read; `sums` are those of GatedRmsNormBackwardSums
@@ -164,10 +181,14 @@ struct GatedRmsNormBackwardArgs {
   Tensor dy;                 // [T,W] act, written; may alias dout
   Tensor dz;                 // [T,W] act, written
   Tensor dgamma;             // [W] fp32 +=
+  // [T,W] act or empty: the output of GatedRmsNormUnscaled, which GatedRmsNormBackwardSums then
+  // reads instead of y, z and gamma, and which GatedRmsNormBackward writes with the factor.
+  // Requires: `sums` are given and the gate is in front of the norm.
+  Tensor out = Tensor();
 };
 void GatedRmsNormBackward(Stream& stream, const GatedRmsNormBackwardArgs& args);
 // Writes args.forward.sums: of what the norm reads, times its output's gradient. Reads y, z, gamma
-// and dout only.
+// and dout only, or dout and `out`.
 void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& args);
 
 }  // namespace muster::kernels

@@ -48,10 +48,13 @@ struct CheckpointId {
   JobId job;
   int64_t step = 0;
   Epoch epoch;
+  // The version of the attempt's ranks: ranks that were replaced before training must not write
+  // where those that took their place do.
+  uint32_t membership = 1;
   friend bool operator==(const CheckpointId&, const CheckpointId&) = default;
 };
 
-// ROOT/<job id>/step-<8 digits>.e<epoch>
+// ROOT/<job id>/step-<8 digits>.e<epoch>, with .m<membership> behind it from the second on.
 std::string CheckpointDirectory(const std::string& root, const CheckpointId& id);
 
 // What a checkpoint holds beside tensors.

@@ -15,9 +15,12 @@ namespace muster::parallel {
 namespace {
 
 constexpr absl::string_view kStepPrefix = "step-";
+constexpr char kMembershipMark[] = ".m";
 
 std::string NameOf(const CheckpointId& id) {
-  return absl::StrFormat("step-%08d.e%d", id.step, id.epoch.value());
+  std::string name = absl::StrFormat("step-%08d.e%d", id.step, id.epoch.value());
+  if (id.membership > 1) absl::StrAppend(&name, kMembershipMark, id.membership);
+  return name;
 }
 
 // nullopt for names that NameOf cannot have made.
@@ -27,9 +30,14 @@ std::optional<CheckpointId> ParseName(const JobId& job, const std::string& name)
   CheckpointId id{.job = job};
   uint64_t epoch = 0;
   const std::string step = name.substr(kStepPrefix.size(), dot - kStepPrefix.size());
-  if (!absl::SimpleAtoi(step, &id.step) || !absl::SimpleAtoi(name.substr(dot + 2), &epoch)) {
-    return std::nullopt;
+  std::string rest = name.substr(dot + 2);
+  if (const size_t mark = rest.find(kMembershipMark); mark != std::string::npos) {
+    if (!absl::SimpleAtoi(rest.substr(mark + sizeof(kMembershipMark) - 1), &id.membership)) {
+      return std::nullopt;
+    }
+    rest.resize(mark);
   }
+  if (!absl::SimpleAtoi(step, &id.step) || !absl::SimpleAtoi(rest, &epoch)) return std::nullopt;
   id.epoch = Epoch(epoch);
   if (NameOf(id) != name) return std::nullopt;
   return id;
@@ -55,7 +63,8 @@ absl::StatusOr<std::vector<CheckpointEntry>> ListCheckpoints(FileSystem& files,
     entries.push_back({*id, directory, files.Exists(absl::StrCat(directory, "/", kManifestFile))});
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.id.step, a.id.epoch) < std::tie(b.id.step, b.id.epoch);
+    return std::tie(a.id.step, a.id.epoch, a.id.membership) <
+           std::tie(b.id.step, b.id.epoch, b.id.membership);
   });
   return entries;
 }

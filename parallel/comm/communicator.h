@@ -120,8 +120,8 @@ class Communicator {
   virtual PeerMemory* peer_memory() { return nullptr; }
 };
 
-// Where ranks of one attempt find each other; served by the coordinator, scoped by (job, epoch).
-// Thread-safe.
+// Where ranks of one attempt find each other; served by the coordinator, scoped by (job, epoch,
+// membership). Thread-safe.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;

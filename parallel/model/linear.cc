@@ -38,8 +38,9 @@ kernels::LinearForwardArgs ForwardArgs(const Pass& pass, const Linear& linear, T
 
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
                          const std::vector<Span>& rows, const TensorShard& shard,
-                         TensorSharing sharing, bool in_two) {
+                         TensorSharing sharing, bool in_two, int64_t storage_rows) {
   Parameter weight = Weight(spec, shard);
+  weight.storage_rows = storage_rows;
   Parameter bias;
   bias.name = spec.name + ".bias";
   bias.global_shape = {spec.outputs};
@@ -101,8 +102,11 @@ void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, Tensor x
   kernels::LinearForward(pass.stream, args);
 }
 
-void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx) {
-  kernels::LinearBackward(pass.stream, {.dy = dy, .w = pass.weights[linear.weight], .dx = dx});
+void LinearBackwardInput(const Pass& pass, const Linear& linear, Tensor dy, Tensor dx,
+                         bool accumulate) {
+  kernels::LinearBackward(
+      pass.stream,
+      {.dy = dy, .w = pass.weights[linear.weight], .dx = dx, .accumulate_dx = accumulate});
 }
 
 void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,

@@ -33,10 +33,11 @@ struct LinearSpec {
 
 // Column-parallel: this rank holds the weight's rows (outputs) in `rows`, one span after another.
 // kShared: all ranks of SplitShare::sharers of the heads hold the same. `in_two`: another call adds
-// the other rows of the matrix.
+// the other rows of the matrix. `storage_rows`: Parameter::storage_rows, 0 for as many as there
+// are; the columns of padding of an output's gradient must be zero. Padding goes without a bias.
 Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
                          const std::vector<Span>& rows, const TensorShard& shard,
-                         TensorSharing sharing, bool in_two = false);
+                         TensorSharing sharing, bool in_two = false, int64_t storage_rows = 0);
 inline Linear AddColumnParallel(ParameterRegistry& registry, const LinearSpec& spec,
                                 const std::vector<Span>& rows, const TensorShard& shard) {
   return AddColumnParallel(registry, spec, rows, shard, shard.sharded());
@@ -58,9 +59,9 @@ void LinearForwardAdding(const Pass& pass, const Linear& linear, kernels::Tensor
 // (kernels::Rotary).
 void LinearForwardThroughRotary(const Pass& pass, const Linear& linear, kernels::Tensor x,
                                 kernels::Tensor y, kernels::Tensor rotary, int64_t heads);
-// Backward in two calls. This one computes the gradient of the input.
+// Backward in two calls. This one computes the gradient of the input, or adds it to dx.
 void LinearBackwardInput(const Pass& pass, const Linear& linear, kernels::Tensor dy,
-                         kernels::Tensor dx);
+                         kernels::Tensor dx, bool accumulate = false);
 // The gradient of `pre`, where x = activation(pre) for GELU or squared ReLU.
 void LinearBackwardInputThrough(const Pass& pass, const Linear& linear,
                                 kernels::Epilogue activation, kernels::Tensor dy,

@@ -27,6 +27,8 @@ using kernels::DType;
 using kernels::Tensor;
 
 constexpr int64_t kChunk = kMamba2Chunk;
+// Columns of 16 bits in 16 bytes.
+constexpr int64_t kAligned = 8;
 
 Parameter FullPrecision(const std::string& name, std::vector<int64_t> shape,
                         Initializer initializer, double low = 0, double high = 0) {
@@ -80,10 +82,11 @@ class Mamba2Mixer : public Mixer {
     rows.push_back(behind(shard.ssm_heads(), 2 * inner + 2 * group));
     const LinearSpec in = {spec.name + ".in_proj", 2 * inner + 2 * group + spec.heads, spec.hidden,
                            spec.stddev, /*bias=*/false};
-    in_proj_ = AddColumnParallel(registry, in, rows, shard, shard.sharded(), /*in_two=*/shares_);
+    in_proj_ = AddColumnParallel(registry, in, rows, shard, shard.sharded(), /*in_two=*/shares_,
+                                 /*storage_rows=*/Packed());
     if (shares_) {
       in_pairs_ = AddColumnParallel(registry, in, projected(bc), shard, TensorSharing::kPartial,
-                                    /*in_two=*/true);
+                                    /*in_two=*/true, /*storage_rows=*/2 * held_);
       AddConvolution(registry, {.first = 0, .columns = width_}, x, shard.sharded());
       AddConvolution(registry, {.first = width_, .columns = 2 * held_, .of_pairs = true}, bc,
                      TensorSharing::kPartial);
@@ -149,7 +152,7 @@ class Mamba2Mixer : public Mixer {
     saved.d_packed = arena.Take("scratch", shape.activation, {t, Packed()});
     if (shares_) {
       saved.d_pairs = arena.Take("scratch", shape.activation, {t, 2 * held_});
-      saved.d_shared = arena.Take("scratch", shape.activation, {t, spec_.hidden});
+      saved.d_sums = arena.Take("scratch", DType::kF32, {t, spec_.groups});
     }
     if (by_heads_) ByHeadsOf(shape).TakeScratch(arena, saved.by_heads);
     if (!passes_states_) return;
@@ -167,11 +170,11 @@ class Mamba2Mixer : public Mixer {
     if (shares_) LinearForward(pass, in_pairs_, x, saved.pairs.Rows(first, x.dim(0)));
   }
   void Mix(const Pass& pass, const ModelBatch& batch, Saved& base, Span samples) const override {
-    const MambaSaved& saved = Of(base);
+    MambaSaved& saved = Of(base);
     const Rows rows = RowsOf(batch, saved, samples);
     if (by_heads_) {
       MixByHeads(pass, batch, saved, rows);
-      return GateAndNorm(pass, rows);
+      return GateAndNorm(pass, batch, saved, samples);
     }
     if (passes_states_) {
       CutDocuments(pass, batch, saved);
@@ -186,11 +189,21 @@ class Mamba2Mixer : public Mixer {
     } else {
       kernels::SsdForward(pass.stream, Scan(pass, rows));
     }
-    GateAndNorm(pass, rows);
+    GateAndNorm(pass, batch, saved, samples);
   }
   bool exchanges() const override { return context_size_ > 1; }
   Tensor Output(const Saved& base) const override { return Of(base).out; }
   const Linear& output() const override { return out_proj_; }
+  void FinishBranch(const Pass& on, Saved& base, Span tokens, Tensor rows,
+                    int64_t first) const override {
+    MambaSaved& saved = Of(base);
+    if (!ScalesBehind(saved)) return;
+    on.tensor->AllReduce(on.stream, RowsOf(saved.sums, tokens), ReduceOp::kSum);
+    WriteFactors(on.stream, saved, tokens, rows, first);
+    std::erase_if(saved.unfinished, [&](Span mixed) { return mixed.end <= tokens.end; });
+  }
+  // Backward adds up the sums of the norm.
+  bool sums_in_backward() const override { return shares_; }
 
   absl::StatusOr<std::unique_ptr<MixerState>> TakeState(Arena& arena,
                                                         const DecodeShape& shape) const override {
@@ -204,7 +217,8 @@ class Mamba2Mixer : public Mixer {
   }
   void MixOnward(const Pass& pass, const ModelBatch& batch, Saved& base,
                  MixerState& base_state) const override {
-    const Rows rows = RowsOf(batch, Of(base), {0, batch.shape.batch});
+    MambaSaved& saved = Of(base);
+    const Rows rows = RowsOf(batch, saved, {0, batch.shape.batch});
     auto& state = static_cast<MambaState&>(base_state);
     const bool first = batch.first_position == 0;
     const Tensor &tail = state.tail[state.now], &next_tail = state.tail[1 - state.now];
@@ -232,20 +246,26 @@ class Mamba2Mixer : public Mixer {
     scan.final_state = state.scan[1 - state.now];
     kernels::SsdForward(pass.stream, scan);
     state.now = 1 - state.now;
-    GateAndNorm(pass, rows);
+    GateAndNorm(pass, saved, {0, batch.shape.tokens()});
   }
 
-  void OutputBackward(const Pass& pass, const ModelBatch& /*batch*/, Saved& base, Tensor dy,
+  // With half-batches the sums of the norm's backward are added up while the other half computes.
+  void OutputBackward(const Pass& pass, const ModelBatch& batch, Saved& base, Tensor dy,
                       int64_t first) const override {
-    LinearBackwardInput(pass, out_proj_, dy, Of(base).d_out.Rows(first, dy.dim(0)));
+    MambaSaved& saved = Of(base);
+    const Span tokens = {first, first + dy.dim(0)};
+    LinearBackwardInput(pass, out_proj_, dy, RowsOf(saved.d_out, tokens));
+    if (!ScalesBehind(saved) || recomputes_scan_ || shard_.slices(batch.shape) == 1) return;
+    NormBackwardSums(pass, saved, tokens);
+    saved.d_summing.push_back({tokens, StartSum(pass, RowsOf(saved.d_sums, tokens))});
   }
   void MixBackward(const Pass& pass, const ModelBatch& batch, Saved& base, Tensor /*dy*/,
                    const BesideMix& beside) const override {
     std::vector<Tensor> gradients;
     for (const ParameterId id : scan_parameters_) {
       gradients.push_back((*pass.gradients)[id]);
-      if (pass.overwrite_gradients) kernels::Zero(pass.stream, gradients.back());
     }
+    if (pass.overwrite_gradients) kernels::ZeroAll(pass.stream, gradients);
     MixBackwardInto(pass, batch, Of(base), gradients, beside);
     for (const ParameterId id : scan_parameters_) Ready(pass, id);
   }
@@ -254,9 +274,7 @@ class Mamba2Mixer : public Mixer {
     const int64_t rows = dx.dim(0);
     LinearBackwardInput(pass, in_proj_, saved.d_packed.Rows(first, rows), dx);
     if (!shares_) return;
-    const Tensor shared = saved.d_shared.Rows(first, rows);
-    LinearBackwardInput(pass, in_pairs_, saved.d_pairs.Rows(first, rows), shared);
-    kernels::Add(pass.stream, dx, shared, dx);
+    LinearBackwardInput(pass, in_pairs_, saved.d_pairs.Rows(first, rows), dx, /*accumulate=*/true);
   }
   void InputWeights(const Pass& pass, Saved& base, Tensor x) const override {
     const MambaSaved& saved = Of(base);
@@ -267,7 +285,7 @@ class Mamba2Mixer : public Mixer {
   void SplitMixBackward(const Pass& pass, const ModelBatch& batch, Saved& base,
                         Tensor /*dy*/) const override {
     MambaSaved& saved = Of(base);
-    for (const Tensor& gradient : saved.gradients) kernels::Zero(pass.stream, gradient);
+    kernels::ZeroAll(pass.stream, saved.gradients);
     MixBackwardInto(pass, batch, saved, saved.gradients, {});
   }
   void KeepGradients(const Pass& pass, Saved& base) const override {
@@ -291,6 +309,11 @@ class Mamba2Mixer : public Mixer {
   }
 
  private:
+  // A sum over the tensor group of fp32 numbers of some tokens.
+  struct Summing {
+    Span tokens;
+    kernels::Event* done;  // null: it is complete
+  };
   struct MambaSaved : Saved {
     Tensor packed;  // [T, 2E + 2GN + H]: z | x | B | C | dt; with shared groups without B and C
     Tensor pairs;   // [T,2GN], with shared groups: B | C
@@ -299,11 +322,15 @@ class Mamba2Mixer : public Mixer {
     Tensor states;  // [B, chunks, H, P N]; passing states [2B, ...], by heads those of its scan
     Tensor rstd;    // [T,G] fp32
     Tensor sums;    // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
-    Tensor out;     // [T,E]
+    Tensor out;     // [T,E]; with ScalesBehind without the norm's factor until backward
+    // With ScalesBehind: tokens whose `sums` are this rank's and whose `rstd` is not written yet.
+    std::vector<Span> unfinished;
     // Between two calls of backward: of scan_parameters_, in that order.
     std::vector<Tensor> gradients;
     // Scratch.
-    Tensor d_out, d_conv, d_packed, d_pairs, d_shared;
+    Tensor d_out, d_conv, d_packed, d_pairs;
+    Tensor d_sums;                   // as `sums`: of the norm's backward
+    std::vector<Summing> d_summing;  // with ScalesBehind: what has been started of d_sums
     // With context parallelism, in forward too; passing states:
     Tensor d_states;   // as states
     Tensor documents;  // [2B,S/2c] i32
@@ -342,7 +369,7 @@ class Mamba2Mixer : public Mixer {
   // tensors of their own.
   struct Rows {
     int64_t batch = 0, sequence = 0;
-    Tensor packed, pairs, halo, conv, y, states, rstd, sums, out, documents;
+    Tensor packed, pairs, halo, conv, y, states, documents;
   };
   Rows RowsOf(const ModelBatch& batch, const MambaSaved& saved, Span samples) const {
     const int64_t sequence = batch.shape.sequence;
@@ -352,17 +379,12 @@ class Mamba2Mixer : public Mixer {
     rows.batch = samples.size() * Segments();
     rows.sequence = sequence / Segments();
     rows.packed = saved.packed.Rows(first, count);
-    if (shares_) {
-      rows.pairs = saved.pairs.Rows(first, count);
-      rows.sums = saved.sums.Rows(first, count);
-    }
+    if (shares_) rows.pairs = saved.pairs.Rows(first, count);
     if (!by_heads_) {
       rows.conv = saved.conv.Rows(first, count);
       rows.states = saved.states.Rows(samples.begin, rows.batch);
     }
     rows.y = saved.y.Rows(first, count);
-    rows.rstd = saved.rstd.Rows(first, count);
-    rows.out = saved.out.Rows(first, count);
     if (passes_states_) {
       rows.halo = saved.passed.halo;
       if (!batch.documents.empty()) rows.documents = saved.documents;
@@ -413,9 +435,10 @@ class Mamba2Mixer : public Mixer {
   }
 
   int64_t Conv() const { return width_ + 2 * held_; }
-  int64_t Packed() const { return 2 * width_ + (shares_ ? 0 : 2 * held_) + heads_; }
+  // Padded, so that rows begin where kernels can load them in packs and GEMMs as tiles.
+  int64_t Packed() const { return (Steps() + heads_ + kAligned - 1) / kAligned * kAligned; }
   // The first column of dt in `packed`.
-  int64_t Steps() const { return Packed() - heads_; }
+  int64_t Steps() const { return 2 * width_ + (shares_ ? 0 : 2 * held_); }
   const Tensor& Weight(const Pass& pass, int parameter) const {
     return pass.weights[scan_parameters_[parameter]];
   }
@@ -480,30 +503,108 @@ class Mamba2Mixer : public Mixer {
     args.states = rows.states;
     return args;
   }
-  kernels::GatedRmsNormArgs GatedNorm(const Pass& pass, const Rows& rows) const {
+  // ---- the gated norm ----
+
+  static Tensor RowsOf(const Tensor& of, Span tokens) {
+    return of.Rows(tokens.begin, tokens.size());
+  }
+  kernels::GatedRmsNormArgs GatedNorm(const Pass& pass, const MambaSaved& saved, Span tokens,
+                                      const Tensor& sums) const {
     kernels::GatedRmsNormArgs args;
-    args.y = rows.y;
-    args.z = Flat(rows.packed, 0, width_);
+    args.y = RowsOf(saved.y, tokens);
+    args.z = Flat(RowsOf(saved.packed, tokens), 0, width_);
     args.gamma = Weight(pass, gamma_);
-    args.out = rows.out;
-    args.rstd = rows.rstd;
+    args.out = RowsOf(saved.out, tokens);
+    args.rstd = RowsOf(saved.rstd, tokens);
     args.groups = groups_;
     if (shares_) {
-      args.sums = Flat(rows.sums, shard_.ssm_groups().begin, 1);
-      args.group_width = spec_.heads / spec_.groups * spec_.head_width;
+      args.sums = Flat(RowsOf(sums, tokens), shard_.ssm_groups().begin, 1);
+      args.group_width = GroupWidth();
     }
     args.epsilon = spec_.norm_epsilon;
     return args;
   }
+  int64_t GroupWidth() const { return spec_.heads / spec_.groups * spec_.head_width; }
 
-  void GateAndNorm(const Pass& pass, const Rows& rows) const {
-    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, rows);
+  // Whether the norm's factor of a token, which needs the columns of all ranks, is applied to the
+  // branch, behind the sum over the ranks: nothing in front of the row-parallel GEMM waits for
+  // other ranks then. Not in fp16, which the norm keeps within its range, and not with several
+  // groups, whose factors differ within a token.
+  bool ScalesBehind(const MambaSaved& saved) const {
+    return shares_ && spec_.groups == 1 && saved.out.dtype() != DType::kF16;
+  }
+  kernels::Event* StartSum(const Pass& pass, const Tensor& numbers) const {
+    return shard_.Start(pass, Collective::kAllReduce, [&](const Pass& on) {
+      on.tensor->AllReduce(on.stream, numbers, ReduceOp::kSum);
+    });
+  }
+  // With ScalesBehind it writes this rank's sums.
+  void GateAndNorm(const Pass& pass, const MambaSaved& saved, Span tokens) const {
+    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, saved, tokens, saved.sums);
+    if (ScalesBehind(saved)) {
+      kernels::GatedRmsNormUnscaled(pass.stream, norm);
+      return;
+    }
     if (shares_) {
-      if (spec_.groups > 1) kernels::Zero(pass.stream, rows.sums);
+      const Tensor sums = RowsOf(saved.sums, tokens);
+      if (spec_.groups > 1) kernels::Zero(pass.stream, sums);
       kernels::GatedRmsNormSums(pass.stream, norm);
-      shard_.SumInPlace(pass, rows.sums);
+      shard_.SumInPlace(pass, sums);
     }
     kernels::GatedRmsNormForward(pass.stream, norm);
+  }
+  void GateAndNorm(const Pass& pass, const ModelBatch& batch, MambaSaved& saved,
+                   Span samples) const {
+    const int64_t sequence = batch.shape.sequence;
+    const Span tokens = {samples.begin * sequence, samples.end * sequence};
+    GateAndNorm(pass, saved, tokens);
+    if (!ScalesBehind(saved)) return;
+    if (tokens.begin == 0) saved.unfinished.clear();
+    saved.unfinished.push_back(tokens);
+  }
+  // rstd of `tokens`; rows of the branch, from token `first` on, times it.
+  void WriteFactors(kernels::Stream& stream, const MambaSaved& saved, Span tokens,
+                    const Tensor& rows, int64_t first) const {
+    kernels::RmsScaleRows(stream, {.sums = RowsOf(saved.sums, tokens).Reshape({tokens.size()}),
+                                   .rstd = RowsOf(saved.rstd, tokens).Reshape({tokens.size()}),
+                                   .width = GroupWidth(),
+                                   .epsilon = spec_.norm_epsilon,
+                                   .rows = rows,
+                                   .first = first - tokens.begin});
+  }
+  kernels::GatedRmsNormBackwardArgs NormBackward(const Pass& pass, const MambaSaved& saved,
+                                                 Span tokens, const Tensor& d_gamma) const {
+    kernels::GatedRmsNormBackwardArgs norm;
+    norm.forward = GatedNorm(pass, saved, tokens, saved.d_sums);
+    norm.dout = RowsOf(saved.d_out, tokens);
+    norm.dy = norm.dout;
+    norm.dz = Flat(RowsOf(saved.d_packed, tokens), 0, width_);
+    norm.dgamma = d_gamma;
+    if (ScalesBehind(saved)) norm.out = norm.forward.out;
+    return norm;
+  }
+  // This rank's part of d_sums.
+  void NormBackwardSums(const Pass& pass, const MambaSaved& saved, Span tokens) const {
+    kernels::GatedRmsNormBackwardArgs norm = NormBackward(pass, saved, tokens, Tensor());
+    if (recomputes_activation_) norm.out = Tensor();  // forward's was not kept
+    kernels::GatedRmsNormBackwardSums(pass.stream, norm);
+  }
+  // From the gradient of the norm's output in d_out to that of y, and to z's columns of d_packed.
+  void GateAndNormBackward(const Pass& pass, MambaSaved& saved, const Tensor& d_gamma) const {
+    if (saved.d_summing.empty()) {
+      const Span all = {0, saved.d_out.dim(0)};
+      if (shares_) {
+        if (spec_.groups > 1) kernels::Zero(pass.stream, saved.d_sums);
+        NormBackwardSums(pass, saved, all);
+        shard_.SumInPlace(pass, saved.d_sums);
+      }
+      saved.d_summing.push_back({all, nullptr});
+    }
+    for (const Summing& sum : saved.d_summing) {
+      TensorShard::Await(pass, {Tensor(), sum.done});
+      kernels::GatedRmsNormBackward(pass.stream, NormBackward(pass, saved, sum.tokens, d_gamma));
+    }
+    saved.d_summing.clear();
   }
 
   // ---- context parallelism ----
@@ -696,10 +797,16 @@ class Mamba2Mixer : public Mixer {
   }
 
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.
-  void MixBackwardInto(const Pass& pass, const ModelBatch& batch, const MambaSaved& saved,
+  void MixBackwardInto(const Pass& pass, const ModelBatch& batch, MambaSaved& saved,
                        const std::vector<Tensor>& gradients, const BesideMix& beside) const {
     const Rows rows = RowsOf(batch, saved, {0, batch.shape.batch});
+    const Span all = {0, batch.shape.tokens()};
     kernels::Stream& stream = pass.stream;
+    // A forward for backward alone does not finish the branch.
+    for (const Span tokens : std::exchange(saved.unfinished, {})) {
+      shard_.SumInPlace(pass, RowsOf(saved.sums, tokens));
+      WriteFactors(stream, saved, tokens, Tensor(), tokens.begin);
+    }
     if (passes_states_) CutDocuments(pass, batch, saved);
     if (recomputes_activation_) {
       if (by_heads_) {
@@ -712,25 +819,18 @@ class Mamba2Mixer : public Mixer {
         kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, convolutions_[i]));
       }
       if (recomputes_scan_ && context_size_ == 1) kernels::SsdForward(stream, Scan(pass, rows));
-      // The sums of forward are still there.
-      kernels::GatedRmsNormForward(stream, GatedNorm(pass, rows));
-    }
-    kernels::GatedRmsNormBackwardArgs norm;
-    norm.forward = GatedNorm(pass, rows);
-    norm.dout = saved.d_out;
-    norm.dy = saved.d_out;
-    norm.dz = Flat(saved.d_packed, 0, width_);
-    norm.dgamma = gradients[gamma_];
-    if (shares_) {
-      if (spec_.groups > 1) {
-        kernels::Zero(stream, rows.sums);
-        // B and C of other ranks' groups.
-        if (!by_heads_) kernels::Zero(stream, saved.d_conv);
+      // With ScalesBehind the norm's backward writes its output.
+      if (!ScalesBehind(saved)) {
+        kernels::GatedRmsNormForward(stream, GatedNorm(pass, saved, all, saved.sums));
       }
-      kernels::GatedRmsNormBackwardSums(stream, norm);
-      shard_.SumInPlace(pass, rows.sums);
     }
-    kernels::GatedRmsNormBackward(stream, norm);
+    // B and C of other ranks' groups.
+    if (shares_ && spec_.groups > 1 && !by_heads_) kernels::Zero(stream, saved.d_conv);
+    GateAndNormBackward(pass, saved, gradients[gamma_]);
+    if (const int64_t end = Steps() + heads_, padding = Packed() - end; padding > 0) {
+      kernels::CopyStrided(stream, Flat(saved.packed, end, padding),
+                           Flat(saved.d_packed, end, padding));  // zeros
+    }
     if (by_heads_) return MixByHeadsBackward(pass, batch, saved, rows, gradients, beside);
 
     kernels::SsdBackwardArgs scan;

@@ -83,6 +83,12 @@ class Mixer {
   // Whether Mix takes all samples in one call, because it exchanges them with other ranks.
   virtual bool exchanges() const { return false; }
   virtual kernels::Tensor Output(const Saved& saved) const = 0;  // [T,W]
+  // Completes the branch once the outputs of the row-parallel GEMM have been summed over the tensor
+  // group, on the stream of that sum: applies what all ranks' columns of Output decide. `tokens`:
+  // of the slice of samples that was summed; `rows`: this rank's of them, the first of which is
+  // token `first`. Mix of these samples has run; backward may be asked for what this leaves.
+  virtual void FinishBranch(const Pass& /*on*/, Saved& /*saved*/, Span /*tokens*/,
+                            kernels::Tensor /*rows*/, int64_t /*first*/) const {}
 
   // Decoding (decode.h). Takes memory for what lasts from token to token. kUnimplemented says why
   // this mixer cannot go on with a text.
@@ -109,6 +115,8 @@ class Mixer {
                              kernels::Tensor dx) const = 0;
   // Adds the gradients of Project's parameters; `x` [T,C] is its input.
   virtual void InputWeights(const Pass& pass, Saved& saved, kernels::Tensor x) const = 0;
+  // Whether backward sums numbers over the tensor group behind OutputBackward, and waits for them.
+  virtual bool sums_in_backward() const { return false; }
   // Whether InputBackward may follow OutputBackward of the same rows at once: there is no
   // MixBackward.
   virtual bool by_rows() const { return false; }

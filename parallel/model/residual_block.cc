@@ -132,7 +132,7 @@ class ResidualBlock : public Block {
                     ResidualSaved& saved, int layer, const Tensor& next_sum) const;
   void MixerForward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                     Purpose purpose, absl::FunctionRef<void()> begun) const;
-  void RowForward(const Pass& pass, const ResidualLayer& layer, const Tensor& x,
+  void RowForward(const Pass& pass, const ResidualLayer& layer, MixerSaved& saved,
                   const ModelBatch& batch, ForwardState& state, const Tensor& next_sum) const;
   // Forward in half-batches.
   void ForwardInHalfBatches(const Pass& pass, const ModelBatch& batch, ForwardState& state,
@@ -148,8 +148,10 @@ class ResidualBlock : public Block {
   Collective ClosingCollective() const {
     return shard_.sequence ? Collective::kReduceScatter : Collective::kAllReduce;
   }
-  Tensor ReduceRowsWithDropout(const Pass& pass, const ModelBatch& batch, const Tensor& partial,
-                               const Dropout& dropout, int slice, bool gather_follows) const;
+  Tensor ReduceBranch(const Pass& pass, const ModelBatch& batch, const ResidualSaved& saved,
+                      int layer, const Tensor& partial, int half, bool gather_follows) const;
+  static void FinishBranch(const Pass& pass, const ModelBatch& batch, const ResidualLayer& layer,
+                           MixerSaved& saved, Span tokens, const Tensor& rows, int64_t first);
 
   // Backward.
   void RecomputeForward(const Pass& pass, const ModelBatch& batch, const BackwardState& state,
@@ -159,7 +161,8 @@ class ResidualBlock : public Block {
                      std::function<void()>& waiting) const;
   Tensor MixerBackward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                        const InSlices& d_out, const std::function<void(Tensor dy)>& output_weights,
-                       const std::function<void()>& waiting, std::array<Started, 2>& d_y) const;
+                       const std::function<void()>& waiting,
+                       absl::FunctionRef<void()> before_mixing, std::array<Started, 2>& d_y) const;
   Tensor Dropped(const Pass& pass, const ModelBatch& batch, const InSlices& d_out,
                  const Dropout& dropout,
                  absl::FunctionRef<void(Tensor dy, int64_t first)> use) const;
@@ -288,8 +291,7 @@ void ResidualBlock::LayerForward(const Pass& pass, const ModelBatch& batch, Forw
   NormForward(pass, layers_[layer].norm, state, own.norm);
   if (layer == 0) saved.x0 = state.residual;
   MixerForward(pass, batch, saved, layer, Purpose::kOutput, [] {});
-  RowForward(pass, layers_[layer], layers_[layer].mixer->Output(*own.mixer), batch, state,
-             next_sum);
+  RowForward(pass, layers_[layer], *own.mixer, batch, state, next_sum);
 }
 
 // From the norm's output to the mixer's. The norm has read the branch, so its storage takes the
@@ -312,10 +314,11 @@ void ResidualBlock::MixerForward(const Pass& pass, const ModelBatch& batch, Resi
 // The row-parallel GEMM of a layer: this rank's rows of the sum, with dropout, become the branch.
 // With one tensor rank, no dropout and a next norm that keeps its input in `next_sum`, the GEMM
 // adds the residual stream itself.
-void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, const Tensor& x,
+void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, MixerSaved& saved,
                                const ModelBatch& batch, ForwardState& state,
                                const Tensor& next_sum) const {
   const Linear& linear = layer.mixer->output();
+  const Tensor x = layer.mixer->Output(saved);
   if (shard_.size == 1 && !next_sum.empty() && !layer.dropout.Drops(pass)) {
     LinearForwardAdding(pass, linear, x, state.residual, next_sum);
     state.residual = next_sum;
@@ -324,7 +327,8 @@ void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, con
   const Tensor rows = shard_.ReduceRowsThrough(
       pass, batch.branch_storage, batch.gathered,
       [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
-  layer.dropout.Apply(pass, batch, rows, rows, shard_.FirstToken(batch.shape, 0));
+  FinishBranch(pass, batch, layer, saved, {0, x.dim(0)}, rows,
+               shard_.sequence ? shard_.rank * rows.dim(0) : 0);
   state.branch = rows;
 }
 
@@ -352,7 +356,7 @@ void ResidualBlock::Decode(const Pass& pass, const ModelBatch& batch, ForwardSta
     NormForward(pass, layers_[i].norm, state, own.norm);
     mixer.Project(pass, batch, *own.mixer, own.norm.y, 0, Purpose::kOutput);
     mixer.MixOnward(pass, batch, *own.mixer, *static_cast<ResidualState&>(text).layers[i]);
-    RowForward(pass, layers_[i], mixer.Output(*own.mixer), batch, state,
+    RowForward(pass, layers_[i], *own.mixer, batch, state,
                is_last(i) ? state.next_sum : saved.layers[i + 1].norm.x);
   }
 }
@@ -409,8 +413,7 @@ void ResidualBlock::ForwardInHalfBatches(const Pass& pass, const ModelBatch& bat
                   output);
     Tensor& branch = half == 0 ? state.branch : state.second_branch;
     left[half] = shard_.Start(pass, ClosingCollective(), [&](const Pass& on) {
-      branch = ReduceRowsWithDropout(on, batch, output, layers_[last].dropout, half,
-                                     /*gather_follows=*/ahead);
+      branch = ReduceBranch(on, batch, saved, last, output, half, /*gather_follows=*/ahead);
     });
     if (ahead) state.next->BeginForward(pass, batch, state, *state.next_saved, half);
   }
@@ -478,8 +481,8 @@ InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const ModelBa
       Started& entering = next_y.slices[half];
       entering.tensor = SliceOf(next_y.all, 2, half);
       entering.done = shard_.Start(pass, Collective::kAllGather, [&](const Pass& on) {
-        const Tensor branch = ReduceRowsWithDropout(on, batch, output, layer.dropout, half,
-                                                    /*gather_follows=*/true);
+        const Tensor branch =
+            ReduceBranch(on, batch, saved, i, output, half, /*gather_follows=*/true);
         NormForward(on, next.norm, SliceOf(Input(saved, i), 2, half), branch, norm);
         entering.input_ready = TensorShard::InputReady(on);
         shard_.GatherRows(on, norm.y, output);
@@ -490,13 +493,24 @@ InSlices ResidualBlock::InnerLayersInHalfBatches(const Pass& pass, const ModelBa
   return y;
 }
 
-// This rank's rows of the sum of a slice, with dropout applied.
-Tensor ResidualBlock::ReduceRowsWithDropout(const Pass& pass, const ModelBatch& batch,
-                                            const Tensor& partial, const Dropout& dropout,
-                                            int slice, bool gather_follows) const {
+// This rank's rows of the branch of a half-batch.
+Tensor ResidualBlock::ReduceBranch(const Pass& pass, const ModelBatch& batch,
+                                   const ResidualSaved& saved, int layer, const Tensor& partial,
+                                   int half, bool gather_follows) const {
   const Tensor rows = shard_.ReduceRows(pass, partial, gather_follows);
-  dropout.Apply(pass, batch, rows, rows, shard_.FirstToken(batch.shape, slice));
+  const int64_t tokens = partial.dim(0);
+  FinishBranch(pass, batch, layers_[layer], *saved.layers[layer].mixer,
+               {half * tokens, (half + 1) * tokens}, rows, shard_.FirstToken(batch.shape, half));
   return rows;
+}
+
+// From this rank's rows of the sum of `tokens` over the tensor group, which begin with token
+// `first`, to those of the branch.
+void ResidualBlock::FinishBranch(const Pass& pass, const ModelBatch& batch,
+                                 const ResidualLayer& layer, MixerSaved& saved, Span tokens,
+                                 const Tensor& rows, int64_t first) {
+  layer.mixer->FinishBranch(pass, saved, tokens, rows, first);
+  layer.dropout.Apply(pass, batch, rows, rows, first);
 }
 
 // -------------------------------------------------------------------------------------- backward
@@ -566,7 +580,12 @@ void ResidualBlock::LayerBackward(const Pass& pass, const ModelBatch& batch, Bac
   // Whether the layer in front awaits the all-gather that starts here. The next block awaits it
   // too, unless it needs the memory before.
   const bool ahead = beside && (inner || (state.more_behind && gathers_ahead_));
-  if (beside && y.empty()) y = StartInput(pass, batch, own.norm);
+  // An all-gather has time until the weight gradients; the mixer's sums would wait for its end.
+  const auto gather_input = [&] {
+    if (beside && y.empty()) y = StartInput(pass, batch, own.norm);
+  };
+  const bool sums_first = mixer.sums_in_backward() && !mixer.by_rows();
+  if (!sums_first) gather_input();
 
   // The norm behind has summed the bias's gradient: in the block behind for all of d_hidden, within
   // the block directly.
@@ -577,8 +596,12 @@ void ResidualBlock::LayerBackward(const Pass& pass, const ModelBatch& batch, Bac
     LinearBackwardWeights(pass, mixer.output(), dy, mixer.Output(*own.mixer), complete);
   };
   std::array<Started, 2> d_y;
-  const Tensor dy = MixerBackward(pass, batch, saved, layer, d_out, output_weights,
-                                  std::exchange(waiting, nullptr), d_y);
+  const Tensor dy = MixerBackward(
+      pass, batch, saved, layer, d_out, output_weights, std::exchange(waiting, nullptr),
+      [&] {
+        if (sums_first) gather_input();
+      },
+      d_y);
   if (!LeavesForExchanges(layer)) output_weights(dy);
 
   const auto input_weights = [this, &pass, &batch, &mixer, &own](InSlices gathered) {
@@ -597,11 +620,13 @@ void ResidualBlock::LayerBackward(const Pass& pass, const ModelBatch& batch, Bac
 }
 
 // From `d_out` to the gradient of the norm's output, whose reduce-scatter starts slice by slice
-// from saved.d_small. Returns all rows of the gradient of the branch, with dropout.
+// from saved.d_small. Returns all rows of the gradient of the branch, with dropout. `before_mixing`
+// is called in front of the backward of a mixer that mixes.
 Tensor ResidualBlock::MixerBackward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved,
                                     int layer, const InSlices& d_out,
                                     const std::function<void(Tensor dy)>& output_weights,
                                     const std::function<void()>& waiting,
+                                    absl::FunctionRef<void()> before_mixing,
                                     std::array<Started, 2>& d_y) const {
   const Mixer& mixer = *layers_[layer].mixer;
   MixerSaved& own = *saved.layers[layer].mixer;
@@ -619,6 +644,7 @@ Tensor ResidualBlock::MixerBackward(const Pass& pass, const ModelBatch& batch, R
         if (mixer.by_rows()) leave(first, dy.dim(0));
       });
   if (mixer.by_rows()) return all;
+  before_mixing();
   BesideMix work;
   if (LeavesForExchanges(layer)) {
     work.first = [&] { output_weights(all); };

@@ -92,6 +92,7 @@ struct TrainerOptions {
   absl::Duration control_interval = absl::Seconds(1);
   JobId job;  // part of the names of checkpoints, as is the epoch
   Epoch epoch;
+  uint32_t membership = 1;
 };
 
 }  // namespace muster::parallel

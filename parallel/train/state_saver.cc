@@ -143,7 +143,8 @@ void StateSaver::AddResiduals(ChunkReader& reader, std::vector<SaveChunk>& chunk
 CheckpointState StateSaver::Describe(const TrainingPosition& position,
                                      const kernels::StepState& optimizer) const {
   CheckpointState state;
-  state.id = {inputs_.options.job, position.step, inputs_.options.epoch};
+  state.id = {inputs_.options.job, position.step, inputs_.options.epoch,
+              inputs_.options.membership};
   state.consumed_samples = position.consumed_samples;
   const Mesh& mesh = inputs_.groups.mesh();
   for (const Axis axis : kAxes) {

@@ -580,6 +580,28 @@ TEST_F(App, DescribeJob_ShowsThePhaseUntilTheJobHasEnded) {
   EXPECT_THAT(out_.str(), ::testing::Not(HasSubstr("phase:")));
 }
 
+TEST_F(App, DescribeJob_ShowsWhatWasReplacedFromTheSecondMembershipOn) {
+  service_.job.set_epoch(3);
+  service_.job.set_membership(1);
+  EXPECT_EQ(RunApp({"describe", "job", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::Not(HasSubstr("membership")));
+  service_.job.set_membership(2);
+  v1::Replacement& replacement = *service_.job.add_replacements();
+  replacement.set_membership(2);
+  replacement.set_worker("w2");
+  replacement.set_cause(v1::CAUSE_WORKER_LOST);
+  replacement.set_message("rank 4 is lost");
+  for (const int rank : {4, 5}) {
+    v1::Placement& placement = *replacement.add_ranks();
+    placement.set_rank(rank);
+    placement.set_worker("w7");
+  }
+  EXPECT_EQ(RunApp({"describe", "job", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), ::testing::ContainsRegex("membership: +2 of attempt 3\n"));
+  EXPECT_THAT(out_.str(),
+              ::testing::ContainsRegex("2 +- +4,5 +w2 +w7 +worker_lost +rank 4 is lost"));
+}
+
 TEST_F(App, UnknownJob_ExitsWithOneAndTheCoordinatorsHint) {
   EXPECT_EQ(RunApp({"get", "job", "gpk"}), 1);
   EXPECT_EQ(err_.str(), "muster: no job 'gpk'; did you mean 'gpt'?\n");

@@ -593,6 +593,85 @@ class Elastic(Scene):
         self.assertIn("it can with 1, 2", refused.stderr)
 
 
+class Replaced(Scene):
+    """Ranks whose worker fails before the attempt trains: others take their place in the same epoch."""
+
+    workers = 2
+    slots = 1
+
+    def add_worker(self, name, *arguments):
+        """Starts another daemon, of one slot, and returns its process; worker-2 stays free beside it."""
+        self.cluster.run("cordon", "worker-2")
+        daemon = subprocess.Popen(
+            [BIN / "muster-worker", "--coordinator", self.cluster.status()["coordinator"]["address"], "--name", name,
+             "--state-dir", self.directory / name, "--slots", "1", "--gpus", "none", *arguments],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.cluster.environment)
+        self.addCleanup(daemon.wait)
+        self.addCleanup(daemon.kill)
+        self.cluster.poll("it has joined", lambda: self.cluster.json("get", "workers"),
+                          lambda workers: any(w["name"] == name and w["slotsFree"] == 1 for w in workers))
+        return daemon
+
+    def assert_replaced(self, job, worker, cause):
+        self.assertEqual((job["state"], job["epoch"], job["attempts"], job["failures"]), ("succeeded", 1, 1, 0),
+                         json.dumps(job, indent=1))
+        self.assertEqual([end["cause"] for end in job["causes"]], ["completed"])
+        self.assertEqual(job["membership"], 2)
+        self.assertEqual({rank["worker"] for rank in job["ranks"]}, {"worker-1", "worker-2"})
+        replacement = job["replacements"][0]
+        self.assertEqual((replacement["worker"], replacement["cause"], replacement["stayed"]), (worker, cause, 1))
+        self.assertEqual([rank["worker"] for rank in replacement["ranks"]], ["worker-2"])
+        self.assertEqual([e["worker"] for e in self.events(job["name"]) if e["kind"] == "ranks_replaced"], [worker])
+        described = self.cluster.run("describe", "job", job["name"]).stdout
+        self.assertRegex(described, r"membership: +2 of attempt 1")
+        self.assertIn("ranks that were replaced before it trained", described)
+        snapshot = self.directory / "snapshot"
+        self.cluster.run("admin", "snapshot", snapshot)
+        self.cluster.run("replay", "--strict", snapshot)
+
+    def test_daemon_killed_before_it_has_prepared_is_replaced_in_the_epoch(self):
+        self.submit("calm", steps=40)
+        calm = self.cluster.finish("calm")
+        daemon = self.add_worker("a-worker")
+        os.kill(daemon.pid, signal.SIGSTOP)  # it counts as ready for a while, and prepares nothing
+        self.submit(steps=40)
+        self.cluster.wait_for("tiny", "it is placed there",
+                              lambda j: "a-worker" in {rank["worker"] for rank in j["ranks"]})
+        self.cluster.wait_for("tiny", "the other rank is prepared",
+                              lambda j: any(r["state"] == "prepared" for r in j["ranks"]))
+        daemon.kill()
+        self.cluster.run("uncordon", "worker-2")
+        job = self.cluster.finish("tiny")  # after --lost-after, 30 s
+        self.assert_replaced(job, "a-worker", "worker_lost")
+        self.assertEqual(job["losses"], calm["losses"])
+
+    def test_rank_that_bootstraps_keeps_its_process_when_its_peer_is_replaced(self):
+        self.submit("calm", steps=200)
+        calm = self.cluster.finish("calm")
+        program = self.directory / "never-joins"
+        program.write_text("#!/bin/sh\nexec sleep 1000\n")
+        program.chmod(0o755)
+        daemon = self.add_worker("a-worker", "--rank-binary", program)
+        self.submit(steps=200)
+        starting = self.cluster.wait_for(
+            "tiny", "both ranks run and wait for each other",
+            lambda j: all(r["state"] == "running" and r["pid"] for r in j["ranks"]) and j["ranks"])
+        stays = next(rank for rank in starting["ranks"] if rank["worker"] == "worker-1")
+        daemon.kill()
+        for pid, command in processes_under(self.directory / "a-worker"):
+            kill(pid)  # the rank's supervisor, and with it the rank: the whole host is gone
+        self.cluster.run("uncordon", "worker-2")
+        self.cluster.run("admin", "remove-worker", "a-worker")
+        training = self.cluster.wait_for("tiny", "it trains", lambda j: j["step"] > 0 or is_final(j))
+        self.assertEqual([rank["pid"] for rank in training["ranks"] if rank["worker"] == "worker-1"],
+                         [stays["pid"]])
+        job = self.cluster.finish("tiny")
+        self.assert_replaced(job, "a-worker", "worker_lost")
+        self.assertEqual(job["losses"], calm["losses"])
+        self.assertTrue(all(".m2" in c["path"] for c in self.cluster.json("checkpoints", "tiny")))
+        self.assertIn("this one starts anew", self.cluster.run("logs", "tiny", "--rank", stays["rank"]).stdout)
+
+
 class BadInput(Scene):
     def refuse(self, *arguments, code=1):
         result = self.cluster.run(*arguments, check=False)

@@ -28,6 +28,20 @@ TEST_F(MemoryGpuTest, Cast_EveryPairOddSizesAndOffsets_RoundsAsTheHost) {
   }
 }
 
+TEST_F(MemoryGpuTest, ZeroAll_MoreTensorsThanALaunchTakes_ZeroesThemAndNothingElse) {
+  const int64_t count = 20, size = 3001;
+  Both all = Input(DType::kF32, {count * (size + 1)});
+  for (const bool gpu : {true, false}) {
+    std::vector<Tensor> outs;
+    for (int64_t i = 0; i < count; ++i) {
+      const Tensor side = gpu ? all.gpu() : all.cpu();
+      outs.push_back(Tensor(side.f32() + i * (size + 1), DType::kF32, {size}));
+    }
+    ZeroAll(gpu ? *stream_ : *cpu_stream_, outs);
+  }
+  ExpectClose("zeroed", all, 0);
+}
+
 TEST_F(MemoryGpuTest, AxpyScaleZeroAndGelu_MatchTheHost) {
   for (int64_t offset : {0, 1}) {
     const int64_t n = 10007;

@@ -165,6 +165,59 @@ TEST_F(SsmGpuTest, GatedRmsNorm_EitherGateAnyWidth_MatchesTheHost) {
   }
 }
 
+// The factor of a row behind a sum over ranks, of which this is one with half of the columns.
+TEST_F(SsmGpuTest, GatedRmsNorm_FactorBehindASum_MatchesTheHost) {
+  for (const DType act : FloatTypes()) {
+    for (auto [t, w] :
+         {std::pair(1, 9), std::pair(37, 70), std::pair(300, 2560), std::pair(65, 1280)}) {
+      const std::string what = absl::StrCat(Name(act), " ", t, "x", w);
+      const int64_t first = t / 3, some = t - first, c = w / 2;
+      Both y = Input(act, {t, w}), z = Input(act, {t, w}), gamma = Input(DType::kF32, {w});
+      Both out = Output(act, {t, w}), rstd = Output(DType::kF32, {t}), whole = Output(act, {t, w});
+      Both sums = Output(DType::kF32, {t}), dots = Output(DType::kF32, {t});
+      Both dout = Input(act, {t, w}), dy = Output(act, {t, w}), dz = Output(act, {t, w});
+      Both dgamma = Input(DType::kF32, {w}), rows = Input(act, {some, c});
+      for (const bool gpu : {true, false}) {
+        Stream& stream = gpu ? *stream_ : *cpu_stream_;
+        const auto of_rows = [&, t = t](Both& of) { return Side(of, gpu).Reshape({t, 1}); };
+        GatedRmsNormBackwardArgs args;
+        args.forward = {.y = Side(y, gpu),
+                        .z = Side(z, gpu),
+                        .gamma = Side(gamma, gpu),
+                        .out = Side(out, gpu),
+                        .rstd = of_rows(rstd),
+                        .sums = of_rows(sums),
+                        .group_width = 2 * w};
+        GatedRmsNormUnscaled(stream, args.forward);
+        RmsScaleRows(stream, {.sums = Side(sums, gpu),
+                              .rstd = Side(rstd, gpu),
+                              .width = 2 * w,
+                              .rows = Side(rows, gpu),
+                              .first = first});
+        args.forward.sums = of_rows(dots);
+        args.dout = Side(dout, gpu);
+        args.dy = Side(dy, gpu);
+        args.dz = Side(dz, gpu);
+        args.dgamma = Side(dgamma, gpu);
+        args.out = Side(y, gpu);  // any rows will do; `out` has been rounded on one side
+        GatedRmsNormBackwardSums(stream, args);
+        args.out = Side(whole, gpu);
+        GatedRmsNormBackward(stream, args);
+      }
+      Synchronize();
+      ExpectClose(what + " unscaled", out, 1e-5);
+      ExpectClose(what + " sums", sums, 1e-5);
+      ExpectClose(what + " rstd", rstd, 1e-5);
+      ExpectClose(what + " rows", rows, 1e-5);
+      ExpectClose(what + " dots", dots, 2e-5);
+      ExpectClose(what + " out", whole, 1e-5);
+      ExpectClose(what + " dy", dy, 1e-5);
+      ExpectClose(what + " dz", dz, 1e-5);
+      ExpectClose(what + " dgamma", dgamma, 1e-5);
+    }
+  }
+}
+
 // ---- scan ----
 
 struct SsdCase {

@@ -259,6 +259,20 @@ TEST(Linear, Forward_AddingAResidual_HasTheBitsOfTwoOps) {
   EXPECT_EQ(fused, apart);
 }
 
+TEST(Linear, Backward_AddingToTheInputsGradient_AddsWhatItWouldWrite) {
+  const int64_t t = 19, n = 37, k = 150;
+  Host host;
+  Floats dy = Random(t * n, 1), w = Random(n * k, 2), written(t * k), added = Random(t * k, 3);
+  const Floats before = added;
+  LinearBackward(*host.stream,
+                 {.dy = View(dy, {t, n}), .w = View(w, {n, k}), .dx = View(written, {t, k})});
+  LinearBackward(*host.stream, {.dy = View(dy, {t, n}),
+                                .w = View(w, {n, k}),
+                                .dx = View(added, {t, k}),
+                                .accumulate_dx = true});
+  for (int64_t i = 0; i < t * k; ++i) EXPECT_NEAR(added[i], before[i] + written[i], 1e-4) << i;
+}
+
 TEST(Linear, NoTokens_ChangesNothing) {
   Host host;
   Floats w = Random(6, 1), dw = Random(6, 2), dbias = Random(2, 3);

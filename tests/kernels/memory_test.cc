@@ -32,6 +32,17 @@ TEST(Memory, ZeroCopyAxpyScale_SizesAcrossChunks_MatchScalars) {
   }
 }
 
+TEST(Memory, ZeroAll_MoreTensorsThanALaunchTakes_ZeroesThemAndNothingElse) {
+  Host host;
+  Floats all(20 * 9, 1.0f);
+  std::vector<Tensor> outs;
+  // Every ninth number stays.
+  for (int64_t i = 0; i < 20; ++i) outs.push_back(Tensor(all.data() + 9 * i, DType::kF32, {8}));
+  ZeroAll(*host.stream, outs);
+  ZeroAll(*host.stream, {});
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], i % 9 == 8 ? 1.0f : 0.0f) << i;
+}
+
 std::vector<uint16_t> Narrow(const Floats& x, DType dtype) {
   Host host(1);
   Floats from = x;

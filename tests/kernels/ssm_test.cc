@@ -617,5 +617,74 @@ TEST(GatedRmsNorm, ColumnsOnTwoRanks_GiveWhatOneRankGives) {
   }
 }
 
+// Two ranks with columns of one group: what both have computed is added up, and then the factor of
+// each row applied to some of the rows.
+TEST(GatedRmsNorm, FactorBehindTheSum_GivesWhatTheNormGives) {
+  const int64_t t = 7, w = 23, cut = 9, first = 2, some = 4;
+  Host host;
+  Floats y = Random(t * w, 1), z = Random(t * w, 2), gamma = Random(w, 3), out(t * w), rstd(t);
+  Floats dout = Random(t * w, 4), dy(t * w), dz(t * w), dgamma(w);
+  const auto columns = [&](Floats& of, int64_t begin, int64_t end) {
+    return Tensor(of.data() + begin, DType::kF32, {t, end - begin}, {w, 1});
+  };
+  const auto args = [&](int64_t begin, int64_t end) {
+    GatedRmsNormBackwardArgs backward;
+    GatedRmsNormArgs& forward = backward.forward;
+    forward.y = columns(y, begin, end);
+    forward.z = columns(z, begin, end);
+    forward.gamma = Tensor(gamma.data() + begin, DType::kF32, {end - begin});
+    forward.out = columns(out, begin, end);
+    forward.rstd = View(rstd, {t, 1});
+    backward.dout = columns(dout, begin, end);
+    backward.dy = columns(dy, begin, end);
+    backward.dz = columns(dz, begin, end);
+    backward.dgamma = Tensor(dgamma.data() + begin, DType::kF32, {end - begin});
+    return backward;
+  };
+  GatedRmsNormForward(*host.stream, args(0, w).forward);
+  GatedRmsNormBackward(*host.stream, args(0, w));
+  const Doubles whole_out = Wide(out), whole_dy = Wide(dy), whole_dz = Wide(dz);
+  const Doubles whole_dgamma = Wide(dgamma), whole_rstd = Wide(rstd);
+  out.assign(t * w, 0);
+  rstd.assign(t, 0);
+  dgamma.assign(w, 0);
+  std::vector<GatedRmsNormBackwardArgs> ranks = {args(0, cut), args(cut, w)};
+  std::vector<Floats> sums(2, Floats(t)), dots(2, Floats(t));
+  const auto add_up = [&](std::vector<Floats>& of) {
+    for (int64_t i = 0; i < t; ++i) of[0][i] = of[1][i] = of[0][i] + of[1][i];
+  };
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[rank].forward.sums = View(sums[rank], {t, 1});
+    ranks[rank].forward.group_width = w;
+    GatedRmsNormUnscaled(*host.stream, ranks[rank].forward);
+  }
+  add_up(sums);
+  Floats branch = out;
+  RmsScaleRows(*host.stream, {.sums = View(sums[0], {t}),
+                              .rstd = View(rstd, {t}),
+                              .width = w,
+                              .rows = Tensor(branch.data() + first * w, DType::kF32, {some, w}),
+                              .first = first});
+  ExpectClose(rstd, whole_rstd, 1e-6, "rstd");
+  for (int64_t i = 0; i < t * w; ++i) {
+    const bool scaled = i / w >= first && i / w < first + some;
+    EXPECT_NEAR(branch[i], scaled ? whole_out[i] : out[i], 1e-5) << i;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks[rank].forward.sums = View(dots[rank], {t, 1});
+    GatedRmsNormBackwardSums(*host.stream, ranks[rank]);
+    const Floats by_inputs = dots[rank];
+    ranks[rank].out = ranks[rank].forward.out;
+    GatedRmsNormBackwardSums(*host.stream, ranks[rank]);
+    ExpectClose(dots[rank], Wide(by_inputs), 1e-5, "sums by the output");
+  }
+  add_up(dots);
+  for (const auto& rank : ranks) GatedRmsNormBackward(*host.stream, rank);
+  ExpectClose(out, whole_out, 1e-5, "out");
+  ExpectClose(dy, whole_dy, 1e-5, "dy");
+  ExpectClose(dz, whole_dz, 1e-5, "dz");
+  ExpectClose(dgamma, whole_dgamma, 1e-5, "dgamma");
+}
+
 }  // namespace
 }  // namespace muster::kernels

@@ -368,6 +368,24 @@ TEST(Checkpoint, Prune_RemovesOldOnes_ButNothingOfANewerAttemptAndNoSaveUnderWay
   EXPECT_TRUE(none.empty());
 }
 
+// Ranks that were replaced before training may have written the same step of the same epoch.
+TEST(Checkpoint, LaterMembershipOfAnEpoch_HasDirectoriesOfItsOwn) {
+  std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
+  CheckpointState state = StateAt(100, 1);
+  ASSERT_OK(SaveOn(1, *files, state)[0]);
+  state.id.membership = 2;
+  ASSERT_OK_AND_ASSIGN(const SaveResult saved, SaveOn(1, *files, state)[0]);
+  EXPECT_EQ(saved.directory, "root/gpt-kjv-x7k2p/step-00000100.e1.m2");
+  ASSERT_OK_AND_ASSIGN(auto entries, ListCheckpoints(*files, "root", state.id.job));
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[1].id, state.id);
+  state.id.step = 200;
+  ASSERT_OK(SaveOn(1, *files, state)[0]);
+  ASSERT_OK_AND_ASSIGN(auto removed, PruneCheckpoints(*files, "root", state.id.job, Epoch(1),
+                                                      std::vector<CheckpointId>{state.id}));
+  EXPECT_EQ(removed.size(), 2u);
+}
+
 TEST(Checkpoint, Remove_CutAtAnyWrite_LeavesNoManifestOverMissingData) {
   for (int64_t cut = 0; cut < 5; ++cut) {
     std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();

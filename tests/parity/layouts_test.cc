@@ -682,7 +682,9 @@ TEST_F(Layouts, HalfBatches_AreGatheredRightBehindTheirReduceScatters) {
 
 // Combined with the other options that change the order of forward and backward.
 TEST_F(Layouts, HalfBatches_TrainLikeOneRank) {
-  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4)}) {
+  ModelDescription one_group = SmallMamba2(4);
+  one_group.sizes["groups"] = 1;
+  for (const ModelDescription& model : {SmallGpt2(4), SmallLlama(4), one_group}) {
     const Case alone = Alone(model, 6);
     std::vector<Case> runs;
     const auto add = [&](const PerAxis& degrees, bool sequence = true) -> Case& {

@@ -115,11 +115,12 @@ void World::CheckDesired(const std::string& worker, const v1::Desired& desired) 
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     if (attempt.phase() != v1::DESIRED_PHASE_PREPARED) continue;
     for (const auto& [key, process] : machines_[worker].processes) {
-      const bool own = key.attempt.job.value() == attempt.job_id() &&
-                       key.attempt.epoch.value() == attempt.epoch();
-      if (own || (!process.alive && !process.stray)) continue;
+      if (!process.alive && !process.stray) continue;
       for (const v1::RankAssignment& rank : attempt.ranks()) {
-        if (rank.device() == process.device) {
+        // Its own process, when others were replaced after it had started.
+        const bool own = key.attempt.job.value() == attempt.job_id() &&
+                         key.attempt.epoch.value() == attempt.epoch() && key.rank == rank.rank();
+        if (rank.device() == process.device && !own) {
           Violate(absl::StrCat(attempt.job_id(), " epoch ", attempt.epoch(), " was placed on ",
                                worker, " ", process.device, ", which still runs ", ToString(key)));
         }
@@ -148,6 +149,8 @@ void World::CheckReplay(const Process& process, int64_t replayed) {
   // Commits on a lost worker do not reach the coordinator.
   if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
   if (options_.faults == Faults::kRestore) return;  // commits since the backup are forgotten
+  // What a membership trained after all, before it heard of the next one, does not count.
+  if (memberships_.count(before) > 0) return;
   if (stopped_.count(before) > 0 && replayed > 0) {
     Violate(absl::StrCat(ToString(process.key), " replays ", replayed,
                          " steps of an attempt that had saved them before it stopped"));
@@ -166,6 +169,33 @@ void World::CheckFencing(const v1::Event& event) {
   if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED && event.epoch() <= ended) {
     Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " committed step ",
                          event.step(), " although epoch ", ended, " had ended"));
+  }
+}
+
+// Memberships follow each other, and only the newest commits.
+void World::CheckMembership(const v1::Event& event) {
+  const JobEpoch attempt = {event.job_id(), event.epoch()};
+  if (event.kind() == v1::EVENT_KIND_RANKS_REPLACED) {
+    uint32_t& known = memberships_.try_emplace(attempt, 1).first->second;
+    if (!absl::StartsWith(event.message(), absl::StrCat("membership ", known + 1, ": "))) {
+      Violate(absl::StrCat(event.job_id(), " epoch ", event.epoch(), " was in membership ", known,
+                           ", then: ", event.message()));
+    }
+    ++known;
+    for (const std::string& cordoned : cordoned_) {
+      if (absl::StrContains(event.message(), absl::StrCat(" to ", cordoned, ","))) {
+        Violate(
+            absl::StrCat(event.job_id(), ": its ranks went to ", cordoned, ", which is cordoned"));
+      }
+    }
+  }
+  if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED) {
+    const auto known = memberships_.find(attempt);
+    const uint32_t membership = known == memberships_.end() ? 1 : known->second;
+    if (!absl::EndsWith(event.message(), absl::StrCat(".m", membership))) {
+      Violate(absl::StrCat(event.job_id(), " is in membership ", membership,
+                           ", and another one committed: ", event.message()));
+    }
   }
 }
 

@@ -246,6 +246,7 @@ void World::Publish(const coordinator::JobChanged& change) {
     v1::Job before = std::exchange(job, *state);
     job.mutable_spec()->Swap(before.mutable_spec());
     job.mutable_ranks()->Swap(before.mutable_ranks());
+    job.mutable_replacements()->Swap(before.mutable_replacements());
     job.mutable_losses()->Swap(before.mutable_losses());
     job.mutable_causes()->Swap(before.mutable_causes());
     job.mutable_checkpoints()->Swap(before.mutable_checkpoints());
@@ -254,7 +255,10 @@ void World::Publish(const coordinator::JobChanged& change) {
     const auto& changed = change.changed[part];
     if (changed == nullptr) continue;
     if (part == JobPart::kSpec) job.clear_spec();
-    if (part == JobPart::kRanks) job.clear_ranks();
+    if (part == JobPart::kRanks) {
+      job.clear_ranks();
+      job.clear_replacements();
+    }
     if (part == JobPart::kCurve) job.clear_losses();
     if (part == JobPart::kHistory) {
       job.clear_causes();
@@ -289,6 +293,7 @@ void World::SeeEvent(const v1::Event& event) {
     newest = std::max(newest, event.step());
   }
   CheckFencing(event);
+  CheckMembership(event);
   CheckCordons(event);
   CheckTenants(event);
   Count(v1::EventKind_Name(event.kind()));

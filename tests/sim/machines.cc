@@ -54,11 +54,8 @@ void World::KillDaemon(Machine& machine) {
   ++machine.generation;
   // The ranks' open calls fail, and the ranks retry them.
   for (const auto& [id, call] : machine.calls) {
-    const Process* process = Find(call.key);
-    if (process == nullptr) continue;
-    queue_.After(absl::Milliseconds(200), [this, call = call, generation = process->generation] {
-      CallDaemon(call.key, generation, call.request);
-    });
+    queue_.After(absl::Milliseconds(200),
+                 [this, call = call] { CallDaemon(call.key, call.generation, call.request); });
   }
   machine.calls.clear();
   machine.timer = absl::InfiniteFuture();
@@ -144,7 +141,21 @@ void World::Do(Machine& machine, const worker::PrepareAttempt& action) {
     prepared.cause = v1::CAUSE_LAUNCH;
     Count("launch refused");
   }
+  StrikeWhilePreparing(machine.name);
   Answer(machine, absl::Milliseconds(1 + rng_.Below(20)), prepared);
+}
+
+void World::StrikeWhilePreparing(const std::string& name) {
+  if (!Disturbed() || !rng_.Chance(0.08)) return;
+  // From before its answer arrives until its ranks bootstrap.
+  queue_.After(absl::Milliseconds(rng_.Below(300)), [this, name] {
+    Machine& machine = machines_[name];
+    if (!Disturbed() || !machine.up) return;
+    Count("struck while it prepares");
+    if (rng_.Chance(0.5)) return KillHost(machine);
+    if (machine.partitioned) return;
+    CutOff(machine, absl::Seconds(13 + static_cast<int64_t>(rng_.Below(25))));
+  });
 }
 
 void World::Do(Machine& machine, const worker::StartRank& action) {
@@ -152,9 +163,16 @@ void World::Do(Machine& machine, const worker::StartRank& action) {
   if (known != machine.processes.end()) {  // started before: attach
     return Do(machine, worker::AttachRank{action.rank});
   }
+  if (Disturbed() && rng_.Chance(0.02)) {
+    Count("start refused");
+    Answer(machine, absl::Milliseconds(1 + rng_.Below(20)),
+           worker::RankNotStarted{action.rank, absl::UnavailableError("no process can be made"),
+                                  v1::CAUSE_LAUNCH});
+    return;
+  }
   Process& process = machine.processes[action.rank];
   process.key = action.rank;
-  process.assignment = action.assignment;
+  process.assignment = process.written = action.assignment;
   process.worker = machine.name;
   process.device = action.assignment.device();
   process.pid = static_cast<int64_t>(1000 + next_id_++);
@@ -184,6 +202,13 @@ void World::Do(Machine& machine, const worker::AttachRank& action) {
   }
 }
 
+void World::Do(Machine& machine, const worker::ReassignRank& action) {
+  auto found = machine.processes.find(action.rank);
+  if (found != machine.processes.end()) found->second.written = action.assignment;
+  Answer(machine, absl::Milliseconds(1 + rng_.Below(20)),
+         worker::RankReassigned{action.rank, action.assignment.membership(), absl::OkStatus()});
+}
+
 void World::Do(Machine& machine, const worker::SignalRank& action) {
   auto found = machine.processes.find(action.rank);
   if (found == machine.processes.end() || !found->second.alive) return;
@@ -196,8 +221,8 @@ void World::Do(Machine& machine, const worker::SignalRank& action) {
   if (rng_.Chance(0.2)) return;
   queue_.After(absl::Milliseconds(rng_.Below(200)),
                [this, key = action.rank, generation = process.generation] {
-                 Process* p = Find(key);
-                 if (p != nullptr && p->alive && p->generation == generation) AskToStop(*p);
+                 Process* p = Find(key, generation);
+                 if (p != nullptr) AskToStop(*p);
                });
 }
 
@@ -243,7 +268,7 @@ void World::Do(Machine& machine, const worker::ReplyToRank& action) {
   machine.calls.erase(call);
   queue_.After(absl::Microseconds(rng_.Below(2000)),
                [this, pending = std::move(pending), response = action.response] {
-                 Answered(pending.key, pending.request, response);
+                 Answered(pending.key, pending.generation, pending.request, response);
                });
 }
 

@@ -22,7 +22,7 @@ constexpr absl::Duration kFinishWithin = absl::Seconds(240);
 
 World::World(const Options& options) : options_(options), rng_(options.seed) {
   store_ = coordinator::MemoryStore::Make("simulated");
-  const int workers = static_cast<int>(options.large() ? 20 + rng_.Below(31) : 2 + rng_.Below(2));
+  const int workers = static_cast<int>(options.large() ? 20 + rng_.Below(31) : 2 + rng_.Below(3));
   for (int i = 1; i <= workers; ++i) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);

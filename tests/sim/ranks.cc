@@ -9,42 +9,77 @@ using worker::RankKey;
 
 namespace {
 
-v1::RankIdentity IdentityOf(const RankKey& key) {
+JobEpoch AttemptOf(const RankKey& key) {
+  return {key.attempt.job.value(), key.attempt.epoch.value()};
+}
+
+uint32_t MembershipOf(const Process& process) {
+  return std::max<uint32_t>(1, process.assignment.membership());
+}
+
+Members GangOf(const Process& process) { return {AttemptOf(process.key), MembershipOf(process)}; }
+
+v1::RankIdentity IdentityOf(const Process& process) {
   v1::RankIdentity identity;
-  identity.set_job_id(key.attempt.job.value());
-  identity.set_epoch(key.attempt.epoch.value());
-  identity.set_rank(key.rank);
+  identity.set_job_id(process.key.attempt.job.value());
+  identity.set_epoch(process.key.attempt.epoch.value());
+  identity.set_rank(process.key.rank);
+  identity.set_membership(MembershipOf(process));
   return identity;
 }
 
-JobEpoch GangOf(const RankKey& key) { return {key.attempt.job.value(), key.attempt.epoch.value()}; }
+std::string CheckpointPath(const Members& gang, int64_t step) {
+  return absl::StrCat("checkpoints/", gang.attempt.first, "/step-", step, ".e", gang.attempt.second,
+                      ".m", gang.membership);
+}
 
-std::string CheckpointPath(const JobEpoch& gang, int64_t step) {
-  return absl::StrCat("checkpoints/", gang.first, "/step-", step, ".e", gang.second);
+std::string AddressOf(const Members& gang) {
+  return absl::StrCat("of epoch ", gang.attempt.second, " membership ", gang.membership);
 }
 
 }  // namespace
 
-Process* World::Find(const RankKey& key) {
+Process* World::Find(const RankKey& key, uint64_t generation) {
   for (auto& [name, machine] : machines_) {
     auto found = machine.processes.find(key);
-    if (found != machine.processes.end()) return &found->second;
+    if (found == machine.processes.end()) continue;
+    if (found->second.alive && found->second.generation == generation) return &found->second;
   }
   return nullptr;
 }
 
-std::vector<Process*> World::Gang(const JobEpoch& gang) {
+std::vector<Process*> World::Gang(const Members& gang) {
   std::vector<Process*> found;
   for (auto& [name, machine] : machines_) {
     for (auto& [key, process] : machine.processes) {
-      if (GangOf(key) == gang) found.push_back(&process);
+      if (AttemptOf(key) == gang.attempt && MembershipOf(process) == gang.membership) {
+        found.push_back(&process);
+      }
     }
   }
   return found;
 }
 
+void World::StartAnew(Process& process) {
+  Trace(absl::StrCat(process.worker, " ", ToString(process.key), " starts anew in membership ",
+                     process.written.membership()));
+  Count("started anew");
+  if (process.written.membership() <= MembershipOf(process)) {
+    Violate(absl::StrCat(ToString(process.key), " starts anew from membership ",
+                         process.written.membership(), ", it was in ", MembershipOf(process)));
+  }
+  process.assignment = process.written;
+  process.generation = next_id_++;
+  process.progress.Clear();
+  process.exit.Clear();
+  process.bootstrapped = process.stopped = false;
+  // A signal that came before is pending.
+  if (process.terminating) return End(process, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
+  Launch(machines_[process.worker], process);
+}
+
 void World::Launch(Machine& machine, Process& process) {
-  const JobEpoch gang = GangOf(process.key);
+  const JobEpoch gang = AttemptOf(process.key);
   uint64_t& newest = epochs_[gang.first];
   newest = std::max(newest, gang.second);
   // The rank restores the first candidate. Every candidate must have been saved completely.
@@ -72,35 +107,48 @@ void World::Launch(Machine& machine, Process& process) {
   const RankKey key = process.key;
   const uint64_t generation = process.generation;
   queue_.After(absl::Milliseconds(10 + rng_.Below(200)), [this, key, generation] {
-    Process* p = Find(key);
-    if (p == nullptr || !p->alive || p->generation != generation) return;
+    Process* p = Find(key, generation);
+    if (p == nullptr) return;
     if (p->assignment.spec().labels().count("poisoned") > 0) {
       return End(*p, v1::CAUSE_USER_ERROR, 2, 0, "the spec cannot run");
     }
     p->progress.set_phase("bootstrapping");
     if (Disturbed() && key.rank > 0 && rng_.Chance(0.02)) {
       // Its preflight cannot reach rank 0, which has started already.
-      Process* first = Find({key.attempt, 0});
-      if (first != nullptr && first->alive) {
+      for (Process* first : Gang(GangOf(*p))) {
+        if (first->key.rank != 0 || !first->alive) continue;
         Count("preflight failed");
         return BreakLink(*p, *first, v1::CAUSE_LAUNCH);
       }
     }
+    KeepReporting(key, generation);
+    // The call before may have ended it.
+    p = Find(key, generation);
+    if (p == nullptr) return;
+    const v1::RankIdentity identity = IdentityOf(*p);
     if (key.rank == 0) {
       v1::PutRequest put;
-      *put.mutable_identity() = IdentityOf(key);
+      *put.mutable_identity() = identity;
       put.set_key("address");
-      put.set_value(absl::StrCat("of epoch ", key.attempt.epoch.value()));
+      put.set_value(AddressOf(GangOf(*p)));
       CallDaemon(key, generation, put);
     }
     v1::GetRequest get;
-    *get.mutable_identity() = IdentityOf(key);
+    *get.mutable_identity() = identity;
     get.set_key("address");
     CallDaemon(key, generation, get);
   });
 }
 
-void World::TryStep(const JobEpoch& gang) {
+void World::KeepReporting(const RankKey& key, uint64_t generation) {
+  Process* process = Find(key, generation);
+  if (process == nullptr || process->progress.step() > 0) return;
+  Report(*process);
+  queue_.After(absl::Milliseconds(500),
+               [this, key, generation] { KeepReporting(key, generation); });
+}
+
+void World::TryStep(const Members& gang) {
   const std::vector<Process*> ranks = Gang(gang);
   if (ranks.empty()) return;
   const Process& any = *ranks.front();
@@ -122,7 +170,7 @@ void World::TryStep(const JobEpoch& gang) {
                [this, gang, next] { FinishStep(gang, next); });
 }
 
-void World::FinishStep(const JobEpoch& gang, int64_t step) {
+void World::FinishStep(const Members& gang, int64_t step) {
   const std::vector<Process*> ranks = Gang(gang);
   // A rank is gone with the disk of its machine.
   if (ranks.empty() || static_cast<int>(ranks.size()) != ranks.front()->assignment.world_size()) {
@@ -132,7 +180,7 @@ void World::FinishStep(const JobEpoch& gang, int64_t step) {
     // A rank died during the step: the others wait in a collective.
     if (!process->alive || process->step != step - 1) return;
   }
-  reached_[gang] = step;
+  reached_[gang.attempt] = step;
   const v1::JobSpec& spec = ranks.front()->assignment.spec();
   const bool last = step == spec.engine().training().steps();
   for (Process* process : ranks) {
@@ -155,16 +203,16 @@ void World::FinishStep(const JobEpoch& gang, int64_t step) {
   last ? Finish(gang) : TryStep(gang);
 }
 
-void World::StopAtBoundary(const JobEpoch& gang) {
+void World::StopAtBoundary(const Members& gang) {
   Count("stopped at a step boundary");
-  stopped_.insert(gang);
+  stopped_.insert(gang.attempt);
   for (Process* process : Gang(gang)) {
     process->stopped = true;
     const RankKey key = process->key;
     queue_.After(absl::Milliseconds(rng_.Below(300)),
                  [this, key, generation = process->generation] {
-                   Process* p = Find(key);
-                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   Process* p = Find(key, generation);
+                   if (p == nullptr) return;
                    End(*p, v1::CAUSE_PREEMPTED, 3, 0, "asked to stop");
                  });
   }
@@ -177,13 +225,13 @@ void World::AskToStop(Process& process) {
   if (!process.bootstrapped) End(process, v1::CAUSE_CANCELLED, 0, 0, "asked to stop");
 }
 
-void World::Finish(const JobEpoch& gang) {
+void World::Finish(const Members& gang) {
   for (Process* process : Gang(gang)) {
     const RankKey key = process->key;
     queue_.After(absl::Milliseconds(rng_.Below(300)),
                  [this, key, generation = process->generation] {
-                   Process* p = Find(key);
-                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   Process* p = Find(key, generation);
+                   if (p == nullptr) return;
                    ++finished_ranks_[key.attempt.job.value()];
                    End(*p, v1::CAUSE_COMPLETED, 0, 0, "");
                  });
@@ -192,18 +240,19 @@ void World::Finish(const JobEpoch& gang) {
 
 // Before the next step begins, shards and manifest are complete on disk and rank 0 has left its
 // commit request in its run directory.
-void World::Save(const JobEpoch& gang, int64_t step) {
+void World::Save(const Members& gang, int64_t step) {
   for (Process* process : Gang(gang)) {
     if (process->key.rank != 0) continue;
     v1::CheckpointRecord record;
     record.set_step(step);
-    record.set_epoch(gang.second);
+    record.set_epoch(gang.attempt.second);
+    record.set_membership(gang.membership);
     record.set_path(CheckpointPath(gang, step));
     record.set_bytes(100);
     saved_.insert({record.path(), step});
     process->commits.push_back(record);
     v1::CommitRequest commit;
-    *commit.mutable_identity() = IdentityOf(process->key);
+    *commit.mutable_identity() = IdentityOf(*process);
     *commit.mutable_checkpoint() = record;
     CallDaemon(process->key, process->generation, commit);
   }
@@ -211,14 +260,14 @@ void World::Save(const JobEpoch& gang, int64_t step) {
 
 void World::Report(Process& process) {
   v1::ReportRequest report;
-  *report.mutable_identity() = IdentityOf(process.key);
+  *report.mutable_identity() = IdentityOf(process);
   *report.mutable_progress() = process.progress;
   CallDaemon(process.key, process.generation, report);
 }
 
 void World::CallDaemon(const RankKey& key, uint64_t generation, worker::RankRequest request) {
-  Process* process = Find(key);
-  if (process == nullptr || !process->alive || process->generation != generation) return;
+  Process* process = Find(key, generation);
+  if (process == nullptr) return;
   Machine& machine = machines_[process->worker];
   if (machine.daemon == nullptr) {
     if (std::holds_alternative<v1::ReportRequest>(request)) return;  // the next report replaces it
@@ -228,33 +277,34 @@ void World::CallDaemon(const RankKey& key, uint64_t generation, worker::RankRequ
     return;
   }
   const uint64_t call = next_id_++;
-  machine.calls[call] = {key, request};
+  machine.calls[call] = {key, generation, request};
   Feed(machine, worker::RankCall{worker::CallId(call), std::move(request)});
 }
 
-void World::Answered(const RankKey& key, const worker::RankRequest& request,
+void World::Answered(const RankKey& key, uint64_t generation, const worker::RankRequest& request,
                      const absl::StatusOr<worker::RankResponse>& response) {
-  Process* process = Find(key);
-  if (process == nullptr || !process->alive) return;
+  // What it asked before it started anew is nobody's any more.
+  Process* process = Find(key, generation);
+  if (process == nullptr) return;
   if (!response.ok()) {
     if (absl::IsAborted(response.status())) {
       return End(*process, v1::CAUSE_CANCELLED, 4, 0, "the daemon does not hold this attempt");
     }
     if (!std::holds_alternative<v1::ReportRequest>(request)) {
-      queue_.After(absl::Milliseconds(200), [this, key, generation = process->generation, request] {
-        CallDaemon(key, generation, request);
-      });
+      queue_.After(absl::Milliseconds(200),
+                   [this, key, generation, request] { CallDaemon(key, generation, request); });
     }
     return;
   }
   if (const auto* got = std::get_if<v1::GetResponse>(&*response)) {
-    if (got->value() != absl::StrCat("of epoch ", key.attempt.epoch.value())) {
-      Violate(
-          absl::StrCat(ToString(key), " got a bootstrap value of another epoch: ", got->value()));
+    if (got->value() != AddressOf(GangOf(*process))) {
+      Violate(absl::StrCat(ToString(key), " in membership ", MembershipOf(*process),
+                           " got a bootstrap value ", got->value()));
     }
     process->bootstrapped = true;
-    TryStep(GangOf(key));
+    TryStep(GangOf(*process));
   } else if (const auto* report = std::get_if<v1::ReportResponse>(&*response)) {
+    if (report->membership() > MembershipOf(*process)) return StartAnew(*process);
     if (report->stop()) AskToStop(*process);
   }
 }
@@ -263,7 +313,7 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
                 const std::string& message) {
   if (!process.alive) return;
   process.alive = false;
-  ++process.generation;
+  process.generation = next_id_++;
   process.stray = signal == 9 && machines_[process.worker].up && rng_.Chance(0.1);
   process.exit.set_cause(cause);
   process.exit.set_code(code);
@@ -276,12 +326,12 @@ void World::End(Process& process, v1::Cause cause, int code, int signal,
          worker::RankExited{key, process.pid, process.exit, process.progress, process.commits});
   // Its peers notice it in their next collective.
   const int64_t steps = process.assignment.spec().engine().training().steps();
-  for (Process* peer : Gang(GangOf(key))) {
+  for (Process* peer : Gang(GangOf(process))) {
     if (!peer->alive || peer->step == steps || peer->stopped) continue;
     queue_.After(absl::Milliseconds(5 + rng_.Below(400)),
                  [this, peer_key = peer->key, generation = peer->generation, key] {
-                   Process* p = Find(peer_key);
-                   if (p == nullptr || !p->alive || p->generation != generation) return;
+                   Process* p = Find(peer_key, generation);
+                   if (p == nullptr) return;
                    End(*p, v1::CAUSE_COMMUNICATION, 3, 0,
                        absl::StrCat("lost rank ", key.rank, " in all-reduce"));
                  });
@@ -299,8 +349,8 @@ void World::BreakLink(Process& process, Process& peer, v1::Cause cause) {
   if (!both) return;
   queue_.After(absl::Milliseconds(rng_.Below(400)),
                [this, end, key, other, generation = peer.generation] {
-                 Process* p = Find(other);
-                 if (p != nullptr && p->alive && p->generation == generation) end(*p, key);
+                 Process* p = Find(other, generation);
+                 if (p != nullptr) end(*p, key);
                });
 }
 

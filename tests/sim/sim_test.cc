@@ -96,7 +96,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   // The seeds prove nothing if a fault never happens; the few of sanitizers do not meet the rare
   // ones.
   if (FixedSeeds() >= 1000) {
-    for (const char* what : {"ended between the same two again", "USAGE_CLASS_HUNG"}) {
+    for (const char* what : {"ended between the same two again", "USAGE_CLASS_HUNG",
+                             "EVENT_KIND_RANKS_REPLACED", "started anew"}) {
       EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
     }
   }
@@ -121,6 +122,8 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "duplicated",
                            "re-attached",
                            "launch refused",
+                           "start refused",
+                           "struck while it prepares",
                            "link broken",
                            "preflight failed",
                            "ended between two",

@@ -7,8 +7,9 @@
 // (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
 // reorder messages, or carry them in one direction alone, operators that cordon, drain and reserve,
 // links between ranks that break during bootstrap or training, disks that refuse writes or are
-// slow, hosts that come back with an empty disk, daemons of an older version, and clocks that
-// differ and step. A sync that returned is durable.
+// slow, hosts that come back with an empty disk, workers that fail or refuse while they prepare an
+// attempt, daemons of an older version, and clocks that differ and step. A sync that returned is
+// durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -72,11 +73,17 @@ struct Result {
 Result Simulate(const Options& options);
 
 using JobEpoch = std::pair<std::string, uint64_t>;
+// The ranks of an attempt that can meet.
+struct Members {
+  JobEpoch attempt;
+  uint32_t membership = 1;
+};
 
 // A rank process on a machine. It survives its daemon.
 struct Process {
   worker::RankKey key;
   v1::RankAssignment assignment;
+  v1::RankAssignment written;  // the newest one in its run directory
   std::string worker;
   std::string device;
   int64_t pid = 0;
@@ -89,7 +96,7 @@ struct Process {
   int64_t step = 0;
   bool bootstrapped = false;                  // its communicators are up
   std::vector<v1::CheckpointRecord> commits;  // requests left in its run directory
-  uint64_t generation = 0;                    // grows at its end, so that later work is dropped
+  uint64_t generation = 0;  // another one from its end or new start on: later work is dropped
 };
 
 struct Machine {
@@ -111,6 +118,7 @@ struct Machine {
   absl::Time timer = absl::InfiniteFuture();
   struct Call {
     worker::RankKey key;
+    uint64_t generation = 0;  // of the process
     worker::RankRequest request;
   };
   std::map<uint64_t, Call> calls;  // open calls of rank processes, by call id
@@ -169,6 +177,7 @@ class World {
   void Do(Machine& machine, const worker::PrepareAttempt& action);
   void Do(Machine& machine, const worker::StartRank& action);
   void Do(Machine& machine, const worker::AttachRank& action);
+  void Do(Machine& machine, const worker::ReassignRank& action);
   void Do(Machine& machine, const worker::SignalRank& action);
   void Do(Machine& machine, const worker::VerifyRelease& action);
   void Do(Machine& machine, const worker::AttemptForgotten& action);
@@ -181,22 +190,28 @@ class World {
 
   // ---- rank processes (ranks.cc)
   void Launch(Machine& machine, Process& process);
-  void TryStep(const JobEpoch& gang);
-  void FinishStep(const JobEpoch& gang, int64_t step);
-  void Finish(const JobEpoch& gang);
-  void StopAtBoundary(const JobEpoch& gang);
+  // Goes on as the same process, in the membership of its newest assignment.
+  void StartAnew(Process& process);
+  void TryStep(const Members& gang);
+  void FinishStep(const Members& gang, int64_t step);
+  void Finish(const Members& gang);
+  void StopAtBoundary(const Members& gang);
   void AskToStop(Process& process);
-  void Save(const JobEpoch& gang, int64_t step);
+  void Save(const Members& gang, int64_t step);
   void Report(Process& process);
+  // Reports again and again until its gang steps, which reports too.
+  void KeepReporting(const worker::RankKey& key, uint64_t generation);
   // Calls the daemon until it has answered OK, as DaemonClient does.
   void CallDaemon(const worker::RankKey& key, uint64_t generation, worker::RankRequest request);
-  void Answered(const worker::RankKey& key, const worker::RankRequest& request,
+  void Answered(const worker::RankKey& key, uint64_t generation, const worker::RankRequest& request,
                 const absl::StatusOr<worker::RankResponse>& response);
   void End(Process& process, v1::Cause cause, int code, int signal, const std::string& message);
   // The two cannot reach each other any more: one of them, or both, end with `cause` and say so.
   void BreakLink(Process& process, Process& peer, v1::Cause cause);
-  Process* Find(const worker::RankKey& key);
-  std::vector<Process*> Gang(const JobEpoch& gang);
+  // Null: it has ended, or started anew. Where ranks were replaced, several machines have a process
+  // of one key.
+  Process* Find(const worker::RankKey& key, uint64_t generation);
+  std::vector<Process*> Gang(const Members& gang);
 
   // ---- users and faults (play.cc)
   void Submit(int number);
@@ -212,6 +227,8 @@ class World {
   void ScheduleChange();
   void ChangeSomeJob();
   void TryRelease(const std::string& id);
+  // A worker fails while it prepares an attempt or starts its ranks.
+  void StrikeWhilePreparing(const std::string& name);
   // What operators do: some worker is cordoned, drained or reserved for a while.
   void DisturbFleet(Machine& machine, uint64_t kind);
   void AskFleet(coordinator::FleetEvent::Request request);
@@ -239,6 +256,7 @@ class World {
   void CheckDesired(const std::string& worker, const v1::Desired& desired);
   void CheckReplay(const Process& process, int64_t replayed);
   void CheckFencing(const v1::Event& event);
+  void CheckMembership(const v1::Event& event);
   void CheckCordons(const v1::Event& event);
   void CheckTenants(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
@@ -314,6 +332,7 @@ class World {
   std::map<std::string, std::map<uint64_t, int64_t>> committed_by_;
   std::map<std::string, uint64_t> ended_epochs_;   // job id -> newest whose end was published
   std::map<std::string, uint64_t> epochs_;         // job id -> newest epoch seen by anybody
+  std::map<JobEpoch, uint32_t> memberships_;       // by the events; of those that were replaced
   std::map<JobEpoch, int64_t> restored_;           // step an attempt started from
   std::set<JobEpoch> stopped_;                     // attempts that stopped at a step boundary
   std::set<JobEpoch> lost_;                        // attempts with a rank on a lost worker

@@ -204,7 +204,7 @@ TEST_F(DaemonCoreTest, Identity_IsKeptAndTheIncarnationGrowsWithEachStart) {
   };
   EXPECT_EQ(hello(1).incarnation(), 1u);
   EXPECT_EQ(hello(2).hello().identity(), "identity");
-  EXPECT_EQ(hello(3).hello().protocol_version(), 2u);
+  EXPECT_EQ(hello(3).hello().protocol_version(), 3u);
   EXPECT_EQ(hello(4).hello().leader_term(), 0u);
   Connect();
   for (uint64_t start = 2; start <= 4; ++start) {
@@ -756,6 +756,121 @@ TEST_F(DaemonCoreTest, NoticeOfACallerThatIsGone_IsKeptOnceUntilItIsTaken) {
   ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
   EXPECT_EQ(Actions<ReplyToRank>()[0].call, CallId(4));
   EXPECT_OK(Actions<ReplyToRank>()[0].response);
+}
+
+// An attempt of two ranks here, in membership `membership`.
+v1::DesiredAttempt Membership(v1::DesiredAttempt attempt, uint32_t membership) {
+  attempt.set_membership(membership);
+  for (v1::RankAssignment& rank : *attempt.mutable_ranks()) rank.set_membership(membership);
+  return attempt;
+}
+
+TEST_F(DaemonCoreTest, NewMembership_KeepsWhatIsPreparedAndStartsItFromTheNewAssignment) {
+  Connect();
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED)});
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_PREPARED);
+  EXPECT_EQ(core_->Observe().attempts(0).membership(), 2u);
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING), 2)});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<StartRank>()[0].assignment.membership(), 2u);
+}
+
+TEST_F(DaemonCoreTest, NewMembership_TellsARankThatRunsOnceItsAssignmentIsWritten) {
+  RunRank();
+  Report("training", 1);
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_TRAINING);
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  ASSERT_THAT(Actions<ReassignRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<ReassignRank>()[0].assignment.membership(), 2u);
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING) << "what it did before counts no more";
+  EXPECT_EQ(Observed().pid(), 100);
+  // A report of the earlier membership is answered, and says nothing of the current one.
+  EXPECT_EQ(Report("training", 2).membership(), 1u);
+  EXPECT_EQ(Observed().state(), v1::RANK_STATE_RUNNING);
+  Do(RankReassigned{kRank0, 2, absl::OkStatus()});
+  EXPECT_EQ(Report("training", 2).membership(), 2u);
+  EXPECT_EQ(Observed().progress().step(), 0);
+  // It is written once.
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING), 2)});
+  EXPECT_THAT(Actions<ReassignRank>(), IsEmpty());
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+}
+
+TEST_F(DaemonCoreTest, CallsOfAnEarlierMembership_AreToBeRepeated) {
+  RunRank();
+  v1::GetRequest get;
+  *get.mutable_identity() = Identity(kRank0);
+  get.set_key("address");
+  Do(RankCall{CallId(50), get});
+  EXPECT_THAT(Sent(), ElementsAre("get"));
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kUnavailable));
+  Do(RankCall{CallId(51), get});
+  ASSERT_THAT(Actions<ReplyToRank>(), SizeIs(1));
+  EXPECT_THAT(Actions<ReplyToRank>()[0].response.status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("was replaced by 2")));
+  get.mutable_identity()->set_membership(2);
+  Do(RankCall{CallId(52), get});
+  EXPECT_EQ(SentOf(v1::FromWorker::kGet).get().membership(), 2u);
+}
+
+TEST_F(DaemonCoreTest, DaemonThatIsRestarted_KnowsTheMembershipAndTellsItsRanksAgain) {
+  RunRank();
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  Restart();
+  Do(RankStarted{kRank0, 100});
+  EXPECT_EQ(core_->Observe().attempts(0).membership(), 2u);
+  EXPECT_THAT(Actions<ReassignRank>(), IsEmpty()) << "it does not know the assignment yet";
+  Connect();
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  EXPECT_THAT(Actions<ReassignRank>(), SizeIs(1));
+}
+
+TEST_F(DaemonCoreTest, AssignmentThatCannotBeWritten_RefusesTheAttempt) {
+  RunRank();
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+  Do(RankReassigned{kRank0, 2, absl::UnavailableError("no space left")});
+  EXPECT_EQ(core_->Observe().attempts(0).refusal(), "no space left");
+  EXPECT_EQ(Report("bootstrapping", 0).membership(), 1u) << "it must not read the old one";
+  EXPECT_THAT(Actions<ReassignRank>(), IsEmpty());
+}
+
+// It ended with peers that were replaced, which is none of its faults, and has not done the work.
+TEST_F(DaemonCoreTest, RankThatEndsBeforeItLearnsOfTheMembership_HasNotCompleted) {
+  for (const v1::Cause cause : {v1::CAUSE_COMPLETED, v1::CAUSE_COMMUNICATION, v1::CAUSE_CRASH}) {
+    for (const bool learns : {false, true}) {
+      records_.clear();
+      Restart();
+      RunRank();
+      Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED), 2)});
+      Do(RankReassigned{kRank0, 2, absl::OkStatus()});
+      if (learns) {
+        v1::ReportRequest report;
+        *report.mutable_identity() = Identity(kRank0);
+        report.mutable_identity()->set_membership(2);
+        Do(RankCall{CallId(++call_), report});
+      }
+      Exit(kRank0, 0, cause);
+      const bool own = learns || cause == v1::CAUSE_CRASH;
+      EXPECT_EQ(Observed().exit().cause(), own ? cause : v1::CAUSE_LAUNCH) << learns;
+    }
+  }
+}
+
+TEST_F(DaemonCoreTest, EarlierMembership_CanOnlyEndTheAttempt) {
+  RunRank();
+  Desire({Membership(Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING), 2)});
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
+  EXPECT_EQ(core_->Observe().attempts(0).membership(), 2u);
+  Desire({Wanted(kAttempt, v1::DESIRED_PHASE_STOPPED)});
+  EXPECT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_EQ(core_->Observe().attempts(0).membership(), 2u);
 }
 
 TEST_F(DaemonCoreTest, Record_Unreadable_IsDataLossAndNamed) {

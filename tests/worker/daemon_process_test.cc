@@ -45,6 +45,7 @@ using ::muster::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
@@ -354,6 +355,26 @@ TEST_F(ProcessTest, PortHeldByAStranger_IsClosedOnceReleaseIsProven) {
   int status = 0;
   ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+// The rank reads it as soon as it is told, which is after the answer.
+TEST_F(ProcessTest, NewAssignment_IsInTheRunDirectoryWhenItIsAnswered) {
+  StartScript("exec sleep 1000");
+  v1::RankAssignment assignment = Assignment();
+  assignment.set_membership(2);
+  host_->Carry(ReassignRank{kRank, assignment});
+  const RankReassigned answer = events_.Next<RankReassigned>();
+  EXPECT_THAT(answer.status, IsOk());
+  EXPECT_EQ(answer.membership, 2u);
+  v1::RankAssignment written;
+  std::ifstream file(RunDirectory() + "/assignment.pb", std::ios::binary);
+  ASSERT_TRUE(written.ParseFromIstream(&file));
+  EXPECT_EQ(written.membership(), 2u);
+  host_->Carry(SignalRank{kRank, /*kill=*/true});
+  events_.Next<RankExited>();
+  std::filesystem::remove_all(RunDirectory());
+  host_->Carry(ReassignRank{kRank, assignment});
+  EXPECT_THAT(events_.Next<RankReassigned>().status, Not(IsOk()));
 }
 
 TEST_F(ProcessTest, DeviceMemory_HoldsBackTheReleaseUntilItIsBack) {

@@ -54,6 +54,7 @@ class NotingDaemon final : public v1::RankService::Service {
     MutexLock lock(&mutex_);
     progress_[request->identity().rank()] = request->progress();
     response->set_last_committed_step(commits_.empty() ? 0 : commits_.back().step());
+    response->set_membership(membership_);
     if (over_) return grpc::Status(grpc::StatusCode::ABORTED, "epoch 1 is over");
     return grpc::Status::OK;
   }
@@ -92,6 +93,16 @@ class NotingDaemon final : public v1::RankService::Service {
     const auto reached = [&]() { return progress_[rank].step() >= step; };
     return mutex_.AwaitWithTimeout(Condition(&reached), kPatience);
   }
+  // Waits until the rank reports this phase.
+  bool Does(int rank, const std::string& phase) {
+    MutexLock lock(&mutex_);
+    const auto does = [&]() { return progress_[rank].phase() == phase; };
+    return mutex_.AwaitWithTimeout(Condition(&does), kPatience);
+  }
+  void SetMembership(uint32_t membership) {
+    MutexLock lock(&mutex_);
+    membership_ = membership;
+  }
   void EndAttempt() {
     MutexLock lock(&mutex_);
     over_ = true;
@@ -106,14 +117,17 @@ class NotingDaemon final : public v1::RankService::Service {
   }
 
  private:
-  // Keys belong to one attempt: the ranks of the next one must not find the addresses of the last.
+  // Keys belong to one membership of one attempt: ranks of the next one must not find the addresses
+  // of the last.
   template <typename Request>
   static std::string KeyOf(const Request& request) {
-    return absl::StrCat(request.identity().epoch(), "/", request.key());
+    return absl::StrCat(request.identity().epoch(), ".", request.identity().membership(), "/",
+                        request.key());
   }
 
   Mutex mutex_;
   bool over_ = false;
+  uint32_t membership_ = 1;
   std::map<int, v1::RankProgress> progress_;
   std::map<std::string, std::string> values_;
   std::vector<v1::CheckpointRecord> commits_;
@@ -188,25 +202,36 @@ class RankProcess : public ::testing::Test {
                        std::max(1, parallel.tensor())));
     spec_.mutable_resources()->set_ranks(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
-      v1::RankAssignment assignment;
-      assignment.set_job_id("tiny-abcde");
-      assignment.set_job_name("tiny");
-      assignment.set_epoch(static_cast<uint64_t>(epoch_));
-      assignment.set_rank(rank);
-      assignment.set_world_size(world_size);
-      assignment.set_device(absl::StrCat("cpu:", rank));
-      assignment.set_threads(1);
-      *assignment.mutable_spec() = spec_;
-      if (adjust_) adjust_(rank, *assignment.mutable_spec());
-      for (const v1::CheckpointRecord& record : restore) *assignment.add_restore() = record;
-      assignment.set_daemon_socket(directory_ + "/s");
-      assignment.set_run_directory(RunDirectory(rank));
-      assignment.set_metrics_address("127.0.0.1:0");
-      ASSERT_OK(files_->MakeDirectory(RunDirectory(rank)));
-      const std::string path = RunDirectory(rank) + "/assignment.pb";
-      ASSERT_OK(files_->WriteAtomically(path, assignment.SerializeAsString()));
-      Spawn(rank, {"--assignment", path}, RunDirectory(rank) + "/out");
+      Assign(rank, world_size, /*membership=*/1, restore);
+      Run(rank);
     }
+  }
+
+  // Writes the rank's assignment into its run directory.
+  void Assign(int rank, int world_size, uint32_t membership,
+              const std::vector<v1::CheckpointRecord>& restore = {}) {
+    v1::RankAssignment assignment;
+    assignment.set_job_id("tiny-abcde");
+    assignment.set_job_name("tiny");
+    assignment.set_epoch(static_cast<uint64_t>(epoch_));
+    assignment.set_rank(rank);
+    assignment.set_world_size(world_size);
+    assignment.set_membership(membership);
+    assignment.set_device(absl::StrCat("cpu:", rank));
+    assignment.set_threads(1);
+    *assignment.mutable_spec() = spec_;
+    if (adjust_) adjust_(rank, *assignment.mutable_spec());
+    for (const v1::CheckpointRecord& record : restore) *assignment.add_restore() = record;
+    assignment.set_daemon_socket(directory_ + "/s");
+    assignment.set_run_directory(RunDirectory(rank));
+    assignment.set_metrics_address("127.0.0.1:0");
+    ASSERT_OK(files_->MakeDirectory(RunDirectory(rank)));
+    const std::string path = RunDirectory(rank) + "/assignment.pb";
+    ASSERT_OK(files_->WriteAtomically(path, assignment.SerializeAsString()));
+  }
+  void Run(int rank) {
+    Spawn(rank, {"--assignment", RunDirectory(rank) + "/assignment.pb"},
+          RunDirectory(rank) + "/out");
   }
 
   // Waits for the rank to end. Returns its exit code, or minus the signal.
@@ -285,6 +310,26 @@ TEST_F(RankProcess, TwoRanks_TrainCommitEvaluateAndReportCompletion) {
                     HasSubstr(" tokens/s")));
   EXPECT_EQ(first.substr(0, 3), "abc");
   EXPECT_EQ(*files_->Read(directory_ + "/second"), first);
+}
+
+// Its peer never comes, and another one takes its place.
+TEST_F(RankProcess, NewMembershipBeforeItTrains_IsJoinedByTheSameProcess) {
+  Assign(0, 2, /*membership=*/1);
+  Run(0);
+  ASSERT_TRUE(daemon_->Does(0, "bootstrapping")) << Output(0);
+  for (const int rank : {0, 1}) Assign(rank, 2, /*membership=*/2);
+  daemon_->SetMembership(2);
+  Run(1);
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(Wait(rank), kExitCompleted) << Output(rank);
+    EXPECT_EQ(Report(rank).progress().step(), 12);
+  }
+  EXPECT_THAT(Output(0), AllOf(HasSubstr("starts anew"), HasSubstr("step 12/12")));
+  EXPECT_EQ(Output(1).find("starts anew"), std::string::npos);
+  for (const v1::CheckpointRecord& commit : daemon_->commits()) {
+    EXPECT_EQ(commit.membership(), 2u);
+    EXPECT_TRUE(absl::EndsWith(commit.path(), ".e1.m2")) << commit.path();
+  }
 }
 
 TEST_F(RankProcess, ZeroThree_ReportsTheSameLossesToTheLastBit) {

@@ -76,6 +76,7 @@ void CommandProgress::TakeCheckpoint(const CommandReport::Checkpoint& checkpoint
   v1::CheckpointRecord& record = fresh_.emplace_back();
   record.set_step(checkpoint.step);
   record.set_epoch(assignment_.epoch());
+  record.set_membership(assignment_.membership());
   record.set_path(path);
   if (S_ISREG(info.st_mode)) record.set_bytes(info.st_size);
   progress_.set_last_saved_step(std::max(progress_.last_saved_step(), checkpoint.step));

@@ -369,6 +369,7 @@ void Daemon::OnWriteFailed(const absl::Status& status) {
 
 void Daemon::Carry(StartRank action) { host_->Carry(std::move(action)); }
 
+void Daemon::Carry(ReassignRank action) { host_->Carry(std::move(action)); }
 void Daemon::Carry(AttachRank action) {
   attaching_.insert(action.rank);
   host_->Carry(std::move(action));

@@ -77,6 +77,7 @@ class Daemon {
   void Carry(PrepareAttempt action) { host_->Carry(std::move(action)); }
   void Carry(StartRank action);
   void Carry(AttachRank action);
+  void Carry(ReassignRank action);
   void Carry(SignalRank action) { host_->Carry(std::move(action)); }
   void Carry(VerifyRelease action) { host_->Carry(std::move(action)); }
   void Carry(AttemptForgotten action) { host_->Prune(core_->HeldDirectories()); }

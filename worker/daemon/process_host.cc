@@ -80,6 +80,9 @@ class Host : public ProcessHost {
   void Carry(AttachRank action) override {
     thread_.Post([this, action = std::move(action)] { Attach(action.rank); });
   }
+  void Carry(ReassignRank action) override {
+    thread_.Post([this, action = std::move(action)] { Reassign(action); });
+  }
   void Carry(SignalRank action) override {
     thread_.Post([this, action = std::move(action)] { Signal(action.rank, action.kill); });
   }
@@ -118,6 +121,12 @@ class Host : public ProcessHost {
   absl::Status PrepareRank(const v1::RankAssignment& rank, v1::Cause& cause);
   void StartOne(const StartRank& action);
   absl::Status Launch(const StartRank& action);
+  void Reassign(const ReassignRank& action);
+  // Writes the assignment into the run directory, and into the one that the rank sees where that is
+  // another one. Returns it as the rank gets it.
+  absl::StatusOr<v1::RankAssignment> WriteAssignment(
+      const RankKey& key, const v1::RankAssignment& given,
+      const std::optional<security::Account>& account);
   void WatchShim(pid_t pid);
   void ReadHandshake(const RankKey& key);
   void Attach(const RankKey& key);
@@ -207,29 +216,49 @@ void Host::StartOne(const StartRank& action) {
   }
 }
 
+void Host::Reassign(const ReassignRank& action) {
+  absl::StatusOr<std::optional<security::Account>> account =
+      security::AccountOf(options_.user, action.assignment.owner());
+  absl::Status status = account.status();
+  if (status.ok()) {
+    status = WriteAssignment(action.rank, action.assignment, *account).status();
+  }
+  post_(RankReassigned{action.rank, action.assignment.membership(),
+                       Annotate(status, "cannot reassign " + ToString(action.rank))});
+}
+
+absl::StatusOr<v1::RankAssignment> Host::WriteAssignment(
+    const RankKey& key, const v1::RankAssignment& given,
+    const std::optional<security::Account>& account) {
+  const std::string run_directory = RunDirectory(key);
+  v1::RankAssignment assignment = given;
+  RETURN_IF_ERROR(PosixFileSystem()->WriteAtomically(run_directory + kAssignmentFile,
+                                                     assignment.SerializeAsString()));
+  if (!account.has_value()) return assignment;
+  RETURN_IF_ERROR(
+      MakeRankDirectory(run_directory, options_.users_directory, RunDirectoryName(key), *account));
+  assignment.set_run_directory(RankDirectory(run_directory));
+  ASSIGN_OR_RETURN(*assignment.mutable_cache_directory(),
+                   MakeCacheDirectory(options_.users_directory, *account));
+  ASSIGN_OR_RETURN(*assignment.mutable_daemon_socket(),
+                   options_.serve_user(account->uid, account->gid));
+  RETURN_IF_ERROR(RankFiles(run_directory).Write(kAssignmentFile, assignment.SerializeAsString()));
+  return assignment;
+}
+
 absl::Status Host::Launch(const StartRank& action) {
   const std::string run_directory = RunDirectory(action.rank);
   const std::unique_ptr<FileSystem> files = PosixFileSystem();
   RETURN_IF_ERROR(files->MakeDirectory(run_directory));
-  v1::RankAssignment assignment = action.assignment;
-  std::string assignment_path = run_directory + kAssignmentFile;
-  RETURN_IF_ERROR(files->WriteAtomically(assignment_path, assignment.SerializeAsString()));
   ASSIGN_OR_RETURN(const std::optional<security::Account> account,
-                   security::AccountOf(options_.user, assignment.owner()));
+                   security::AccountOf(options_.user, action.assignment.owner()));
+  ASSIGN_OR_RETURN(const v1::RankAssignment assignment,
+                   WriteAssignment(action.rank, action.assignment, account));
+  const std::string assignment_path =
+      (account.has_value() ? assignment.run_directory() : run_directory) + kAssignmentFile;
   ShimOptions shim;
   if (account.has_value()) {
-    RETURN_IF_ERROR(MakeRankDirectory(run_directory, options_.users_directory,
-                                      RunDirectoryName(action.rank), *account));
-    const std::string own = RankDirectory(run_directory);
-    assignment.set_run_directory(own);
-    ASSIGN_OR_RETURN(*assignment.mutable_cache_directory(),
-                     MakeCacheDirectory(options_.users_directory, *account));
-    ASSIGN_OR_RETURN(*assignment.mutable_daemon_socket(),
-                     options_.serve_user(account->uid, account->gid));
-    assignment_path = own + kAssignmentFile;
-    RETURN_IF_ERROR(
-        RankFiles(run_directory).Write(kAssignmentFile, assignment.SerializeAsString()));
-    shim.user = {account->uid, account->gid, account->groups, own};
+    shim.user = {account->uid, account->gid, account->groups, assignment.run_directory()};
   }
   v1::HeldByRank held;
   if (options_.device_bytes) {

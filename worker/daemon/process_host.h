@@ -53,8 +53,8 @@ struct ProcessHostOptions {
 class ProcessHost {
  public:
   virtual ~ProcessHost() = default;
-  // `post` gets AttemptPrepared, RankStarted, RankNotStarted, RankExited, ReleaseProven and, when
-  // the memory of a rank's device does not come back, DeviceFailed.
+  // `post` gets AttemptPrepared, RankStarted, RankNotStarted, RankExited, RankReassigned,
+  // ReleaseProven and, when the memory of a rank's device does not come back, DeviceFailed.
   static std::unique_ptr<ProcessHost> Start(ProcessHostOptions options, const Clock& clock,
                                             std::shared_ptr<Logger> log,
                                             std::function<void(DaemonEvent)> post);
@@ -62,6 +62,7 @@ class ProcessHost {
   virtual void Carry(PrepareAttempt action) = 0;
   virtual void Carry(StartRank action) = 0;
   virtual void Carry(AttachRank action) = 0;
+  virtual void Carry(ReassignRank action) = 0;
   virtual void Carry(SignalRank action) = 0;
   virtual void Carry(VerifyRelease action) = 0;
   // Removes the oldest attempt directories beyond kAttemptsKept; never one named in `held`.

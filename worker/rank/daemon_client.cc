@@ -196,6 +196,7 @@ class GrpcDaemonClient : public DaemonClient {
     identity.set_job_id(options_.job_id);
     identity.set_epoch(options_.epoch);
     identity.set_rank(options_.rank);
+    identity.set_membership(options_.membership);
     return identity;
   }
 
@@ -339,6 +340,9 @@ class GrpcDaemonClient : public DaemonClient {
         continue;
       }
       if (response.stop()) stop_requested_ = true;
+      if (response.membership() > options_.membership && options_.on_membership) {
+        options_.on_membership(response.membership());
+      }
       if (response.collectives() != collectives_) {
         collectives_ = response.collectives();
         if (collectives_ != 0 && options_.on_collectives) options_.on_collectives(collectives_);
@@ -384,6 +388,7 @@ DaemonClientOptions DaemonClientOptions::From(const v1::RankAssignment& assignme
   options.job_id = assignment.job_id();
   options.epoch = assignment.epoch();
   options.rank = assignment.rank();
+  options.membership = std::max<uint32_t>(1, assignment.membership());
   options.socket = assignment.daemon_socket();
   options.run_directory = assignment.run_directory();
   return options;

@@ -24,6 +24,7 @@ struct DaemonClientOptions {
   std::string job_id;
   uint64_t epoch = 0;
   int32_t rank = 0;
+  uint32_t membership = 1;
   std::string socket;  // RankAssignment.daemon_socket
   // RankAssignment.run_directory; empty = commits are not kept on disk (tests).
   std::string run_directory;
@@ -35,6 +36,9 @@ struct DaemonClientOptions {
   // Called at most once, on a thread of the client, when the attempt has ended; the message says
   // why.
   absl::AnyInvocable<void(absl::Status)> on_aborted;
+  // Called when the run directory has an assignment of this larger membership, on the thread that
+  // reports progress, which waits for it.
+  absl::AnyInvocable<void(uint32_t)> on_membership;
   // Called once for each number when somebody asks what this rank's collectives are doing, on the
   // thread that reports progress, which waits for it.
   absl::AnyInvocable<void(uint64_t)> on_collectives;

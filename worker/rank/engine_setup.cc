@@ -179,6 +179,7 @@ absl::StatusOr<EngineSetup> SetUpEngine(const v1::RankAssignment& given, FileSys
   setup.options = OptionsOf(assignment.spec());
   setup.options.job = JobId(assignment.job_id());
   setup.options.epoch = Epoch(assignment.epoch());
+  setup.options.membership = std::max<uint32_t>(1, assignment.membership());
   setup.options.host_threads = std::max(1, assignment.threads());
   if (setup.tokenizer.has_value() && !setup.tokenizer->file.empty()) {
     setup.options.checkpoint_files[parallel::kTokenizerFile] = setup.tokenizer->file;

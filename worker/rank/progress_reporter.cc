@@ -195,6 +195,7 @@ void ProgressReporter::OnSaved(const parallel::SavedCheckpoint& saved) {
   v1::CheckpointRecord record;
   record.set_step(saved.id.step);
   record.set_epoch(saved.id.epoch.value());
+  record.set_membership(saved.id.membership);
   record.set_path(saved.result.directory);
   record.set_bytes(saved.result.bytes);
   record.set_manifest_checksum(saved.result.manifest_checksum);
@@ -225,6 +226,7 @@ void ProgressReporter::OnRemoved(const parallel::CheckpointId& id) {
   v1::RemovedCheckpoint removed;
   removed.set_step(id.step);
   removed.set_epoch(id.epoch.value());
+  removed.set_membership(id.membership);
   sinks_.client.Notify(removed);
 }
 

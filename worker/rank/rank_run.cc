@@ -25,7 +25,9 @@
 #include "worker/rank/profiler.h"
 #include "worker/rank/progress_reporter.h"
 #include "worker/rank/rank_metrics.h"
+#include "worker/rank/start_anew.h"
 #include "worker/rank/training_run.h"
+#include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
 namespace {
@@ -112,6 +114,10 @@ int RunRank(const std::string& path, LogFormat format) {
   }
   parallel::SetNcclEnvironment(
       {.address = assignment->address(), .host_id = assignment->host_id()});
+  // A thread of the process before it may have reported its end while another started it anew.
+  if (assignment->membership() > 1) {
+    PosixFileSystem()->RemoveFile(assignment->run_directory() + kRankExitFile).IgnoreError();
+  }
   ExitReporter exit(assignment->run_directory());
   StopSignals signals(exit);
   const std::shared_ptr<Logger> logger = Logger::ToStderr(LogLevel::kInfo,
@@ -135,6 +141,12 @@ int RunRank(const std::string& path, LogFormat format) {
     exit.EndProcess(v1::CAUSE_CANCELLED,
                     absl::StrCat("the attempt is over: ", std::string(why.message())),
                     kExitStopped);
+  };
+  options.on_membership = [&logger, &exit](uint32_t membership) {
+    logger->Info("ranks of the attempt were replaced before it trained: this one starts anew",
+                 {{"membership", static_cast<int64_t>(membership)}});
+    const absl::Status failed = StartAnew();
+    exit.EndProcess(v1::CAUSE_LAUNCH, std::string(failed.message()), kExitFailed);
   };
   options.on_collectives = [&flight](uint64_t number) { flight.Answer(number); };
   options.on_stuck = [&flight](v1::RankProgress& progress) { flight.AddPositions(progress); };

@@ -1,5 +1,6 @@
 #include "worker/rank/training_run.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -94,7 +95,8 @@ absl::Status LoadState(const v1::RankAssignment& assignment, const EngineSetup& 
                        const TrainingContext& context, parallel::Trainer& trainer) {
   std::vector<parallel::RestoreCandidate> candidates;
   for (const v1::CheckpointRecord& record : assignment.restore()) {
-    candidates.push_back({{JobId(assignment.job_id()), record.step(), Epoch(record.epoch())},
+    candidates.push_back({{JobId(assignment.job_id()), record.step(), Epoch(record.epoch()),
+                           std::max<uint32_t>(1, record.membership())},
                           record.path(),
                           record.manifest_checksum()});
   }

@@ -2,6 +2,7 @@
 #ifndef MUSTER_WORKER_DAEMON_CORE_ATTEMPTS_H_
 #define MUSTER_WORKER_DAEMON_CORE_ATTEMPTS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -25,7 +26,11 @@ struct RankState {
   bool attaching = false;             // AttachRank is under way: start and signal nothing yet
   std::optional<absl::Time> kill_at;  // when SIGTERM was sent: when SIGKILL follows
   bool killed = false;                // SIGKILL was sent
-  uint64_t collectives = 0;           // the newest record that somebody asked for; 0: nobody has
+  // The membership of the assignment in its run directory, as far as this daemon knows; whether a
+  // newer one is being written there.
+  uint32_t told_membership = 1;
+  bool reassigning = false;
+  uint64_t collectives = 0;  // the newest record that somebody asked for; 0: nobody has
 };
 
 struct AttemptState {
@@ -33,6 +38,7 @@ struct AttemptState {
   std::map<int32_t, RankState> ranks;
   bool prepared_asked = false;  // PrepareAttempt is under way or done in this process
 
+  uint32_t membership() const { return std::max<uint32_t>(1, stored.membership()); }
   // Its ranks are to end: it is not wanted any more, or the coordinator stops it.
   bool ending() const { return stored.stale() || stored.phase() == v1::DESIRED_PHASE_STOPPED; }
 };

@@ -15,8 +15,9 @@ namespace {
 
 constexpr char kClusterRecord[] = "cluster";
 constexpr char kIdentityRecord[] = "identity";
-// 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands.
-constexpr uint32_t kProtocolVersion = 2;
+// 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands. 3:
+// knows memberships.
+constexpr uint32_t kProtocolVersion = 3;
 
 }  // namespace
 
@@ -233,11 +234,27 @@ bool DaemonCore::RefuseWhileStopping(CallId call, const v1::RankIdentity& identi
   return true;
 }
 
+bool DaemonCore::RefuseEarlierMembership(CallId call, const v1::RankIdentity& identity) {
+  const AttemptState* attempt = attempts_.Find(KeyOf(identity));
+  const uint32_t membership = std::max<uint32_t>(1, identity.membership());
+  if (membership == attempt->membership()) return false;
+  outbox_.Fail(call, absl::UnavailableError(absl::StrCat(
+                         "membership ", membership, " was replaced by ", attempt->membership())));
+  return true;
+}
+
 void DaemonCore::Serve(CallId call, const v1::ReportRequest& request) {
   const AttemptKey key = KeyOf(request.identity());
   const AttemptState& attempt = *attempts_.Find(key);
   RankState& rank = *attempts_.Find(RankKey{key, request.identity().rank()});
-  if (!Exited(rank)) {
+  // What a rank of an earlier membership does says nothing of the current one.
+  const bool current =
+      std::max<uint32_t>(1, request.identity().membership()) == attempt.membership();
+  if (!Exited(rank) && current) {
+    if (std::max<uint32_t>(1, rank.stored.membership()) != attempt.membership()) {
+      rank.stored.set_membership(attempt.membership());
+      attempts_.MarkChanged(key);
+    }
     const v1::RankState before = ReportedState(rank);
     rank.progress = request.progress();
     progress_changed_ = true;
@@ -247,19 +264,22 @@ void DaemonCore::Serve(CallId call, const v1::ReportRequest& request) {
   response.set_stop(attempt.stored.phase() == v1::DESIRED_PHASE_STOPPED);
   response.set_last_committed_step(attempt.stored.last_committed_step());
   response.set_collectives(rank.collectives);
+  response.set_membership(rank.told_membership);
   outbox_.Reply(call, std::move(response));
 }
 
 void DaemonCore::Serve(CallId call, const v1::PutRequest& request) {
-  if (!RefuseWhileStopping(call, request.identity())) calls_.Put(call, request);
+  if (RefuseWhileStopping(call, request.identity())) return;
+  if (!RefuseEarlierMembership(call, request.identity())) calls_.Put(call, request);
 }
 
 void DaemonCore::Serve(CallId call, const v1::GetRequest& request) {
-  if (!RefuseWhileStopping(call, request.identity())) calls_.Get(call, request);
+  if (RefuseWhileStopping(call, request.identity())) return;
+  if (!RefuseEarlierMembership(call, request.identity())) calls_.Get(call, request);
 }
 
 void DaemonCore::Serve(CallId call, const v1::NotifyRequest& request) {
-  calls_.Notify(call, request);
+  if (!RefuseEarlierMembership(call, request.identity())) calls_.Notify(call, request);
 }
 
 void DaemonCore::Serve(CallId call, const v1::CommitRequest& request) {
@@ -297,6 +317,7 @@ v1::Observed DaemonCore::Observe() const {
     v1::ObservedAttempt& out = *observed.add_attempts();
     out.set_job_id(key.job.value());
     out.set_epoch(key.epoch.value());
+    out.set_membership(attempt.membership());
     out.set_refusal(attempt.stored.refusal());
     out.set_refusal_cause(attempt.stored.refusal_cause());
     const bool hide_exits = commits_.Has(key);

@@ -102,6 +102,7 @@ class DaemonCore {
   void On(const RankStarted& event) { reconciler_.On(event); }
   void On(const RankNotStarted& event) { reconciler_.On(event); }
   void On(const RankExited& event) { reconciler_.On(event); }
+  void On(const RankReassigned& event) { reconciler_.On(event); }
   void On(const ReleaseProven& event) { reconciler_.On(event); }
 
   // Whether the message is of the current session, of this worker's cluster and of the newest
@@ -120,6 +121,9 @@ class DaemonCore {
   void Serve(CallId call, const v1::NotifyRequest& request);
   // Ends the call with kAborted, and returns true, when the attempt is being stopped.
   bool RefuseWhileStopping(CallId call, const v1::RankIdentity& identity);
+  // Ends the call with kUnavailable, and returns true, when the rank is of an earlier membership:
+  // it learns of the newer one with its next report.
+  bool RefuseEarlierMembership(CallId call, const v1::RankIdentity& identity);
 
   // `listening` with an address that others can dial in the place of a wildcard.
   std::string Reachable(const std::string& listening) const;

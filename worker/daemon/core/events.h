@@ -64,6 +64,11 @@ struct RankExited {  // after RankStarted, or instead of it when the rank had en
   std::optional<v1::RankProgress> progress;        // from the rank's own exit report
   std::vector<v1::CheckpointRecord> commits = {};  // as in RankStarted
 };
+struct RankReassigned {  // answer to ReassignRank
+  RankKey rank;
+  uint32_t membership = 1;  // of the assignment
+  absl::Status status;
+};
 // Answer to VerifyRelease: no process of the rank is left, nobody holds a socket on which it
 // listened, and the memory of its device is back, or the device is reported by DeviceFailed.
 struct ReleaseProven {
@@ -85,9 +90,10 @@ struct DeviceFailed {
   std::string why;     // with what to do
 };
 struct TimerFired {};
-using DaemonEvent = std::variant<SessionUp, SessionDown, CoordinatorMessage, AttemptPrepared,
-                                 RankStarted, RankNotStarted, RankExited, ReleaseProven, RankCall,
-                                 RankCallCancelled, DeviceFailed, TimerFired>;
+using DaemonEvent =
+    std::variant<SessionUp, SessionDown, CoordinatorMessage, AttemptPrepared, RankStarted,
+                 RankNotStarted, RankExited, RankReassigned, ReleaseProven, RankCall,
+                 RankCallCancelled, DeviceFailed, TimerFired>;
 
 // ---- actions: carried out in order, after the records are durable -------------------------------
 // Makes the run directories and checks that the ranks could start. Answered by AttemptPrepared.
@@ -104,6 +110,12 @@ struct StartRank {
 // Finds a rank that this daemon, or the one before it, may have started. Starts nothing.
 struct AttachRank {
   RankKey rank;
+};
+// Writes a new assignment for a rank that runs into its run directory. Once that is answered, by
+// RankReassigned, the rank learns of it with its next report, and starts anew from it.
+struct ReassignRank {
+  RankKey rank;
+  v1::RankAssignment assignment;  // completed with what this worker knows
 };
 struct SignalRank {
   RankKey rank;
@@ -137,8 +149,8 @@ struct ArmTimer {
   absl::Time at;
 };
 using DaemonAction =
-    std::variant<PrepareAttempt, StartRank, AttachRank, SignalRank, VerifyRelease, AttemptForgotten,
-                 SendToCoordinator, ReplyToRank, Reconnect, ArmTimer>;
+    std::variant<PrepareAttempt, StartRank, AttachRank, ReassignRank, SignalRank, VerifyRelease,
+                 AttemptForgotten, SendToCoordinator, ReplyToRank, Reconnect, ArmTimer>;
 
 // Durable state is a small map of names to bytes. Names are safe as file names: "cluster",
 // "attempt.<job>.e<epoch>", "commit.<job>.e<epoch>.<step>".

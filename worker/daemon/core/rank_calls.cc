@@ -31,6 +31,7 @@ void RankCalls::Put(CallId call, const v1::PutRequest& request) {
   pending.put.set_request(id);
   pending.put.set_job_id(request.identity().job_id());
   pending.put.set_epoch(request.identity().epoch());
+  pending.put.set_membership(request.identity().membership());
   pending.put.set_key(request.key());
   pending.put.set_value(request.value());
   if (outbox_.welcomed()) SendPut(pending);
@@ -50,6 +51,7 @@ void RankCalls::Get(CallId call, const v1::GetRequest& request) {
   pending.calls.insert(call);
   if (pending.request != 0) return;
   pending.request = next_request_++;
+  pending.membership = request.identity().membership();
   if (outbox_.welcomed()) SendGet(key, pending);
 }
 
@@ -103,7 +105,14 @@ void RankCalls::Cancel(CallId call) {
 }
 
 void RankCalls::EndAttempt(const AttemptKey& key, absl::string_view why) {
-  const absl::Status status = absl::AbortedError(absl::StrCat(ToString(key), " ", why));
+  End(key, absl::AbortedError(absl::StrCat(ToString(key), " ", why)));
+}
+
+void RankCalls::EndMembership(const AttemptKey& key) {
+  End(key, absl::UnavailableError(absl::StrCat(ToString(key), " has a new membership")));
+}
+
+void RankCalls::End(const AttemptKey& key, const absl::Status& status) {
   for (auto put = puts_.begin(); put != puts_.end();) {
     if (KeyOf(put->second.put) == key) {
       outbox_.Fail(put->second.call, status);
@@ -185,6 +194,7 @@ void RankCalls::SendGet(const GetKey& key, const PendingGet& get) {
   message.mutable_get()->set_request(get.request);
   message.mutable_get()->set_job_id(key.first.job.value());
   message.mutable_get()->set_epoch(key.first.epoch.value());
+  message.mutable_get()->set_membership(get.membership);
   message.mutable_get()->set_key(key.second);
   outbox_.Send(std::move(message));
 }

@@ -44,6 +44,8 @@ class RankCalls {
   void Cancel(CallId call);
   // Ends puts and gets of the attempt with kAborted.
   void EndAttempt(const AttemptKey& key, absl::string_view why);
+  // Ends them with kUnavailable: a newer membership has begun, and its ranks will call anew.
+  void EndMembership(const AttemptKey& key);
 
   // The session has been welcomed: sends everything that waits.
   void SendAll();
@@ -62,12 +64,15 @@ class RankCalls {
   };
   struct PendingGet {
     uint64_t request = 0;
+    uint32_t membership = 0;  // of the ranks that wait
     std::set<CallId> calls;
   };
   struct PendingNotice {
     CallId call;
     v1::RankNotice notice;
   };
+  // Ends puts and gets of the attempt.
+  void End(const AttemptKey& key, const absl::Status& status);
   std::map<uint64_t, PendingPut>::iterator ErasePut(std::map<uint64_t, PendingPut>::iterator put);
   void SendPut(const PendingPut& put);
   void SendGet(const GetKey& key, const PendingGet& get);

@@ -49,7 +49,8 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
     stored.set_job_name(desired.job_name());
     stored.set_epoch(desired.epoch());
   }
-  // Phases only advance within an epoch.
+  if (!TakeMembership(key, attempt, desired)) return;
+  // Phases only advance within a membership.
   if (!known || desired.phase() > stored.phase() ||
       desired.stop_grace_ms() != stored.stop_grace_ms()) {
     stored.set_phase(std::max(stored.phase(), desired.phase()));
@@ -62,6 +63,7 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
       rank.stored.set_rank(assignment.rank());
       rank.stored.set_device(assignment.device());
       rank.stored.set_state(v1::STORED_RANK_STATE_ASSIGNED);
+      rank.stored.set_membership(attempt.membership());
       attempt.prepared_asked = false;
       attempts_.MarkChanged(key);
     }
@@ -79,6 +81,35 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
     if (!why.empty()) Refuse(key, attempt, v1::CAUSE_LAUNCH, why);
   }
   if (stored.phase() == v1::DESIRED_PHASE_STOPPED) calls_.EndAttempt(key, "is being stopped");
+}
+
+bool Reconciler::TakeMembership(const AttemptKey& key, AttemptState& attempt,
+                                const v1::DesiredAttempt& desired) {
+  v1::StoredAttempt& stored = attempt.stored;
+  const bool first = stored.phase() == v1::DESIRED_PHASE_UNSPECIFIED;
+  const uint32_t membership = std::max<uint32_t>(1, desired.membership());
+  if (!first && membership < attempt.membership()) {
+    // A coordinator whose state was restored from a backup may end what it knows an earlier
+    // membership of.
+    if (desired.phase() == v1::DESIRED_PHASE_STOPPED && stored.phase() != desired.phase()) {
+      stored.set_phase(desired.phase());
+      attempts_.MarkChanged(key);
+      calls_.EndAttempt(key, "is being stopped");
+    }
+    return false;
+  }
+  if (membership == stored.membership()) return true;
+  const bool grows = !first && membership > attempt.membership();
+  stored.set_membership(membership);
+  attempts_.MarkChanged(key);
+  if (!grows) return true;
+  // Its ranks may be asked to wait for others again; what was stopped stays so.
+  if (stored.phase() != v1::DESIRED_PHASE_STOPPED) stored.set_phase(desired.phase());
+  calls_.EndMembership(key);
+  for (auto& [number, rank] : attempt.ranks) {
+    if (!Exited(rank)) rank.progress.Clear();
+  }
+  return true;
 }
 
 std::string Reconciler::WhyRefuse(const v1::DesiredAttempt& desired) const {
@@ -162,8 +193,15 @@ void Reconciler::ConvergeAttempt(const AttemptKey& key, AttemptState& attempt) {
         rank.stored.state() == v1::STORED_RANK_STATE_PREPARED &&
         !attempts_.DeviceBusy(rank.stored.device())) {
       rank.stored.set_state(v1::STORED_RANK_STATE_STARTING);
+      rank.stored.set_membership(attempt.membership());
       attempts_.MarkChanged(key);
       outbox_.Act(StartRank{{key, number}, rank.assignment});
+    }
+    if (rank.stored.state() == v1::STORED_RANK_STATE_RUNNING && !rank.attaching &&
+        !rank.reassigning && rank.told_membership < attempt.membership() &&
+        rank.assignment.membership() == attempt.membership()) {
+      rank.reassigning = true;
+      outbox_.Act(ReassignRank{{key, number}, rank.assignment});
     }
   }
   if (!prepare.ranks.empty() && !attempt.prepared_asked) {
@@ -279,10 +317,36 @@ void Reconciler::On(const RankExited& event) {
                                     " when the coordinator asked it to end"));
     }
   }
+  const uint32_t membership = std::max<uint32_t>(1, rank->stored.membership());
+  const AttemptState& attempt = *attempts_.Find(event.rank.attempt);
+  const bool tells_of_itself = exit.cause() != v1::CAUSE_COMPLETED &&
+                               exit.cause() != v1::CAUSE_COMMUNICATION &&
+                               exit.cause() != v1::CAUSE_NETWORK;
+  if (membership < attempt.membership() && !attempt.ending() && !tells_of_itself) {
+    // It has not learnt that peers of it were replaced, and ended with them.
+    exit.set_cause(v1::CAUSE_LAUNCH);
+    exit.set_message(absl::StrCat(ToString(event.rank), " ended in membership ", membership,
+                                  " before it could start anew in ", attempt.membership(), ": ",
+                                  event.exit.message()));
+    exit.clear_peer();
+  }
   if (event.progress.has_value()) rank->progress = *event.progress;
   *rank->stored.mutable_progress() = rank->progress;
   AddCommits(event.rank, event.commits);
   EnterExited(event.rank, *rank);
+}
+
+void Reconciler::On(const RankReassigned& event) {
+  RankState* rank = attempts_.Find(event.rank);
+  if (rank == nullptr) return;
+  rank->reassigning = false;
+  if (Exited(*rank)) return;
+  if (event.status.ok()) {
+    rank->told_membership = std::max(rank->told_membership, event.membership);
+    return;
+  }
+  Refuse(event.rank.attempt, *attempts_.Find(event.rank.attempt), v1::CAUSE_LAUNCH,
+         std::string(event.status.message()));
 }
 
 void Reconciler::On(const ReleaseProven& event) {

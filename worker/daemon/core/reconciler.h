@@ -18,7 +18,8 @@ namespace muster::worker {
 
 // Level-triggered: SetDesired and the events change the attempts, and Converge does whatever is
 // left to do, however often it is called. It never starts a rank twice, and it ends one only
-// because a Desired says so. All that it refers to must outlive it.
+// because a Desired says so. A rank that runs when its attempt's membership grows is told so, and
+// starts anew by itself, as the same process. All that it refers to must outlive it.
 class Reconciler {
  public:
   Reconciler(const DaemonCoreConfig& config, AttemptTable& attempts, CommitQueue& commits,
@@ -35,6 +36,7 @@ class Reconciler {
   void On(const RankStarted& event);
   void On(const RankNotStarted& event);
   void On(const RankExited& event);
+  void On(const RankReassigned& event);
   void On(const ReleaseProven& event);
 
   // One step from what is held towards what is wanted, for every attempt.
@@ -45,6 +47,9 @@ class Reconciler {
 
  private:
   void Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired);
+  // Takes a larger membership. False: what is desired is of an earlier one.
+  bool TakeMembership(const AttemptKey& key, AttemptState& attempt,
+                      const v1::DesiredAttempt& desired);
   void Refuse(const AttemptKey& key, AttemptState& attempt, v1::Cause cause,
               const std::string& why);
   // Why this worker cannot run the attempt; empty when it can.
