@@ -205,6 +205,9 @@ class Application {
     TakesJob(Add(*get, "job", "One job", [this] {
       return WithClient([this](auto& client) { return GetJob(client, job_, format(), terminal_); });
     }));
+    Add(*get, "spares", "Devices that are kept free for jobs that recover from a fault", [this] {
+      return WithClient([this](auto& client) { return GetSpares(client, format(), terminal_); });
+    });
     Add(*get, "reservations", "Devices that are reserved, and for whom", [this] {
       return WithClient(
           [this](auto& client) { return GetReservations(client, format(), terminal_); });
@@ -218,7 +221,16 @@ class Application {
     Add(app_, "queue", "The queues: what each uses, is guaranteed, borrows and waits for", [this] {
       return WithClient([this](auto& client) { return Queues(client, format(), terminal_); });
     });
-    CLI::App* describe = AddGroup(app_, "describe", "Everything about one job");
+    CLI::App* describe = AddGroup(app_, "describe", "Everything about one job or worker");
+    Add(*describe, "worker", "State, devices, domains, and the faults that speak against it",
+        [this] {
+          return WithClient([this](auto& client) {
+            return DescribeWorker(client, fleet_.workers.front(), format(), terminal_);
+          });
+        })
+        ->add_option("WORKER", fleet_.workers, "Its name")
+        ->required()
+        ->expected(1);
     TakesJob(Add(*describe, "job", "State, ranks, attempts, checkpoints, events and spec", [this] {
       return WithClient(
           [this](auto& client) { return DescribeJob(client, job_, format(), terminal_); });
@@ -231,11 +243,12 @@ class Application {
     TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
       return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
     }));
-    TakesJob(
-        Add(app_, "explain", "Why a job waits, what would let it start, and when it will", [this] {
-          return WithClient(
-              [this](auto& client) { return Explain(client, job_, format(), terminal_); });
-        }));
+    TakesJob(Add(app_, "explain",
+                 "Why a job, or the tasks of an array, wait, what would let them start, and when",
+                 [this] {
+                   return WithClient(
+                       [this](auto& client) { return Explain(client, job_, format(), terminal_); });
+                 }));
     TakesJob(Add(app_, "checkpoints", "A job's committed checkpoints, oldest first", [this] {
       return WithClient(
           [this](auto& client) { return Checkpoints(client, job_, format(), terminal_); });
@@ -582,6 +595,10 @@ class Application {
     takes_workers(Add(app_, "uncordon", "Give workers ranks again; ends a drain too", [this] {
       return WithClient(
           [this](auto& client) { return Uncordon(client, fleet_, format(), terminal_); });
+    }));
+    takes_workers(Add(app_, "forgive", "Forget the faults of workers, as after a repair", [this] {
+      return WithClient(
+          [this](auto& client) { return Forgive(client, fleet_, format(), terminal_); });
     }));
     CLI::App* drain = Add(
         app_, "drain", "Cordon workers and move their jobs after their next checkpoint", [this] {

@@ -187,6 +187,9 @@ class GrpcClient : public CoordinatorClient {
   absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) override {
     return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Uncordon, request, kCallTimeout);
   }
+  absl::StatusOr<v1::FleetResponse> Forgive(const v1::ForgiveRequest& request) override {
+    return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Forgive, request, kCallTimeout);
+  }
   absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) override {
     return CallAdmin<v1::FleetResponse>(&v1::AdminService::Stub::Drain, request, kCallTimeout);
   }
@@ -207,12 +210,11 @@ class GrpcClient : public CoordinatorClient {
                                       v1::GetQueuePolicyRequest(), kCallTimeout);
   }
 
-  absl::Status ApplyQueues(const v1::QueuePolicy& policy) override {
+  absl::StatusOr<v1::ApplyQueuesResponse> ApplyQueues(const v1::QueuePolicy& policy) override {
     v1::ApplyQueuesRequest request;
     *request.mutable_policy() = policy;
     return CallAdmin<v1::ApplyQueuesResponse>(&v1::AdminService::Stub::ApplyQueues, request,
-                                              kCallTimeout)
-        .status();
+                                              kCallTimeout);
   }
 
   absl::StatusOr<v1::BackupResponse> Backup() override {

@@ -64,7 +64,7 @@ class CoordinatorClient {
   virtual absl::StatusOr<v1::Job> ResizeJob(const v1::ResizeJobRequest& request) = 0;
   virtual absl::StatusOr<v1::GetQueuesResponse> GetQueues() = 0;
   virtual absl::StatusOr<v1::QueuePolicy> GetQueuePolicy() = 0;
-  virtual absl::Status ApplyQueues(const v1::QueuePolicy& policy) = 0;
+  virtual absl::StatusOr<v1::ApplyQueuesResponse> ApplyQueues(const v1::QueuePolicy& policy) = 0;
   virtual absl::StatusOr<v1::ExplainResponse> Explain(const v1::ExplainRequest& request) = 0;
   virtual absl::StatusOr<std::vector<v1::Worker>> ListWorkers() = 0;
   // As of the last second or two.
@@ -76,6 +76,7 @@ class CoordinatorClient {
   virtual absl::Status RemoveWorker(const std::string& name) = 0;
   virtual absl::StatusOr<v1::FleetResponse> Cordon(const v1::CordonRequest& request) = 0;
   virtual absl::StatusOr<v1::FleetResponse> Uncordon(const v1::UncordonRequest& request) = 0;
+  virtual absl::StatusOr<v1::FleetResponse> Forgive(const v1::ForgiveRequest& request) = 0;
   virtual absl::StatusOr<v1::FleetResponse> Drain(const v1::DrainRequest& request) = 0;
   virtual absl::StatusOr<v1::FleetResponse> Reserve(const v1::ReserveRequest& request) = 0;
   virtual absl::StatusOr<v1::FleetResponse> Unreserve(const v1::UnreserveRequest& request) = 0;

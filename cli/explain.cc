@@ -36,9 +36,14 @@ std::string Groups(const v1::WaitReason& reason) {
 }
 
 std::string ReservedText(const v1::WaitReason& reason) {
-  return reason.slots_reserved() == 0
-             ? ""
-             : absl::StrCat("; ", reason.slots_reserved(), " more are reserved for other jobs");
+  std::string text;
+  if (reason.slots_reserved() > 0) {
+    absl::StrAppend(&text, "; ", reason.slots_reserved(), " more are reserved for other jobs");
+  }
+  if (reason.slots_spare() > 0 && reason.code() != v1::WAIT_CODE_SPARES) {
+    absl::StrAppend(&text, "; ", reason.slots_spare(), " more are spares");
+  }
+  return text;
 }
 
 std::string AwayText(const v1::StartChange& change) {
@@ -206,6 +211,12 @@ std::string WhyText(const v1::WaitReason& reason) {
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
                           " free of ", reason.slots_total(), ReservedText(reason));
+    case v1::WAIT_CODE_SPARES:
+      return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
+                          reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
+                          " free of ", reason.slots_total(), "; ", reason.slots_spare(),
+                          " more are kept free for jobs that recover from a fault",
+                          ReservedText(reason));
     case v1::WAIT_CODE_SLOTS_SCATTERED: {
       std::vector<std::string> free;
       for (const v1::WorkerSlots& worker : reason.free()) {
@@ -304,6 +315,10 @@ std::string ChangeText(const v1::WaitReason& reason) {
       }
       return text;
     }
+    case v1::WAIT_CODE_SPARES:
+      return change.jobs_end().empty()
+                 ? "lower the spares of the queue policy, or the job's resources.ranks"
+                 : absl::StrCat("starts when ", JobsEndText(change));
     case v1::WAIT_CODE_GROUPS_TOO_LARGE:
       return absl::StrCat("add workers with ", Count(change.worker_with_slots(), "slot"),
                           " or lower engine.parallel.tensor");
@@ -361,6 +376,30 @@ std::string WaitText(const v1::WaitReason& reason) {
   return absl::StrCat(WhyText(reason), change.empty() ? "" : "; ", change);
 }
 
+namespace {
+
+void WriteArray(const v1::ArrayOutlook& array, absl::Time now, Terminal& terminal) {
+  Rows rows = {{"array:", absl::StrCat(array.array(), " (", array.array_id(), ")")},
+               {"tasks:", absl::StrCat(array.tasks(), ": ", array.ended(), " ended, ",
+                                       array.running(), " run, ", array.waiting(), " wait")}};
+  if (!array.next_task().empty() && !array.has_next()) {
+    rows.push_back({"next:", absl::StrCat(array.next_task(), " starts now")});
+  } else if (!array.next_task().empty()) {
+    rows.push_back({"next:", array.next_task()});
+    const Rows reason = ReasonRows(array.next(), now);
+    rows.insert(rows.end(), reason.begin(), reason.end());
+  }
+  terminal.out << Table(rows);
+  if (array.reasons().empty()) return;
+  rows = {{"TASKS", "FIRST", "REASON"}};
+  for (const v1::ArrayWait& wait : array.reasons()) {
+    rows.push_back({absl::StrCat(wait.tasks()), wait.first_task(), WaitText(wait.reason())});
+  }
+  terminal.out << "\n" << Table(rows);
+}
+
+}  // namespace
+
 absl::Status Explain(CoordinatorClient& client, const std::string& job, Format format,
                      Terminal& terminal) {
   v1::ExplainRequest request;
@@ -368,6 +407,10 @@ absl::Status Explain(CoordinatorClient& client, const std::string& job, Format f
   ASSIGN_OR_RETURN(const v1::ExplainResponse explained, client.Explain(request));
   if (format != Format::kTable) {
     Print(ToJson(explained), format, terminal.out);
+    return absl::OkStatus();
+  }
+  if (explained.has_array()) {
+    WriteArray(explained.array(), absl::Now(), terminal);
     return absl::OkStatus();
   }
   Rows rows = {{"job:", absl::StrCat(explained.job().name(), " (", explained.job().id(), ")")},

@@ -59,6 +59,15 @@ absl::Status Uncordon(CoordinatorClient& client, const FleetOptions& options, Fo
   return absl::OkStatus();
 }
 
+absl::Status Forgive(CoordinatorClient& client, const FleetOptions& options, Format format,
+                     Terminal& terminal) {
+  v1::ForgiveRequest request;
+  for (const std::string& worker : options.workers) request.add_workers(worker);
+  ASSIGN_OR_RETURN(const v1::FleetResponse response, client.Forgive(request));
+  PrintFleet(response, format, terminal);
+  return absl::OkStatus();
+}
+
 absl::Status Drain(CoordinatorClient& client, const FleetOptions& options, Format format,
                    Terminal& terminal) {
   v1::DrainRequest request;

@@ -1,4 +1,4 @@
-// Commands for the workers of a cluster: cordon, uncordon, drain, reserve.
+// Commands for the workers of a cluster: cordon, uncordon, forgive, drain, reserve.
 #ifndef MUSTER_CLI_FLEET_H_
 #define MUSTER_CLI_FLEET_H_
 
@@ -19,6 +19,8 @@ struct FleetOptions {
 };
 absl::Status Cordon(CoordinatorClient& client, const FleetOptions& options, Format format,
                     Terminal& terminal);
+absl::Status Forgive(CoordinatorClient& client, const FleetOptions& options, Format format,
+                     Terminal& terminal);
 absl::Status Uncordon(CoordinatorClient& client, const FleetOptions& options, Format format,
                       Terminal& terminal);
 absl::Status Drain(CoordinatorClient& client, const FleetOptions& options, Format format,

@@ -5,8 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "proto/spec/names.h"
 #include "proto/spec/queues.h"
 
 namespace muster::cli {
@@ -53,6 +56,46 @@ std::string QueueTable(const std::vector<v1::QueueStatus>& queues) {
   return Table(rows);
 }
 
+std::string SpareTable(const std::vector<v1::SpareStatus>& spares) {
+  if (spares.empty()) return "";
+  std::vector<std::vector<std::string>> rows = {
+      {"SPARES OF EACH", "DEVICE", "DOMAINS", "WANTED", "FREE", "SHORT"}};
+  for (const v1::SpareStatus& status : spares) {
+    std::string names = "-";
+    if (status.domains_short() > 0) {
+      names = absl::StrCat(status.domains_short(), ": ", absl::StrJoin(status.short_names(), ", "));
+      if (status.domains_short() > status.short_names_size()) absl::StrAppend(&names, ", ...");
+    }
+    rows.push_back({absl::StrReplaceAll(spec::EnumName(status.level()), {{"_", " "}}),
+                    status.device(), absl::StrCat(status.domains()), absl::StrCat(status.wanted()),
+                    absl::StrCat(status.free()), names});
+  }
+  std::string text = Table(rows);
+  for (const v1::SpareStatus& status : spares) {
+    if (status.too_small().empty()) continue;
+    absl::StrAppend(&text, "In ", absl::StrJoin(status.too_small(), ", "), " every ",
+                    status.device(),
+                    " device is a spare: no job but one that recovers starts there.\n");
+  }
+  return text;
+}
+
+absl::Status GetSpares(CoordinatorClient& client, Format format, Terminal& terminal) {
+  ASSIGN_OR_RETURN(const v1::GetQueuesResponse response, client.GetQueues());
+  if (format != Format::kTable) {
+    Json list = Json::array();
+    for (const v1::SpareStatus& status : response.spares()) list.push_back(ToJson(status));
+    Print(list, format, terminal.out);
+    return absl::OkStatus();
+  }
+  const std::string table = SpareTable({response.spares().begin(), response.spares().end()});
+  terminal.out << (table.empty()
+                       ? "no device is kept free; `spares` of the queue policy does that, "
+                         "with `muster admin queues apply`\n"
+                       : table);
+  return absl::OkStatus();
+}
+
 absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal) {
   ASSIGN_OR_RETURN(const v1::GetQueuesResponse response, client.GetQueues());
   if (format != Format::kTable) {
@@ -62,6 +105,8 @@ absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal
     return absl::OkStatus();
   }
   terminal.out << QueueTable({response.queues().begin(), response.queues().end()});
+  const std::string spares = SpareTable({response.spares().begin(), response.spares().end()});
+  if (!spares.empty()) terminal.out << "\n" << spares;
   return absl::OkStatus();
 }
 
@@ -69,7 +114,10 @@ absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, For
                          Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(file));
   ASSIGN_OR_RETURN(const v1::QueuePolicy policy, spec::ParseQueues(text, file));
-  RETURN_IF_ERROR(client.ApplyQueues(policy));
+  ASSIGN_OR_RETURN(const v1::ApplyQueuesResponse response, client.ApplyQueues(policy));
+  for (const std::string& warning : response.warnings()) {
+    terminal.err << "warning: " << warning << "\n";
+  }
   if (format != Format::kTable) {
     Print(ToJson(policy), format, terminal.out);
   } else {

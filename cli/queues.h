@@ -1,4 +1,4 @@
-// `muster queue` and `muster admin queues`.
+// `muster queue`, `muster get spares` and `muster admin queues`.
 #ifndef MUSTER_CLI_QUEUES_H_
 #define MUSTER_CLI_QUEUES_H_
 
@@ -15,6 +15,11 @@ namespace muster::cli {
 absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal);
 // The tree as a table: a row per queue and kind of device.
 std::string QueueTable(const std::vector<v1::QueueStatus>& queues);
+
+// `muster get spares`.
+absl::Status GetSpares(CoordinatorClient& client, Format format, Terminal& terminal);
+// A row per level and kind of device, and what domains are too small. Empty: no spares are wanted.
+std::string SpareTable(const std::vector<v1::SpareStatus>& spares);
 
 // `file`: YAML, as docs/queues.md says.
 absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, Format format,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
@@ -115,6 +116,21 @@ void WriteTree(const std::vector<v1::Worker>& workers, Terminal& terminal) {
   WriteBranch(root, "", terminal);
 }
 
+// "2.4 faults".
+std::string FaultsText(double faults) { return absl::StrFormat("%.1f faults", faults); }
+
+std::string StandingText(const v1::Reputation& reputation) {
+  switch (reputation.standing()) {
+    case v1::WORKER_STANDING_SUSPECT:
+      return "suspect: of placements that cost the same, others win";
+    case v1::WORKER_STANDING_AVOIDED:
+      return absl::StrCat("avoided since ", LocalTime(reputation.avoided_since()),
+                          ": it gets ranks only where nothing else holds a gang");
+    default:
+      return "good";
+  }
+}
+
 }  // namespace
 
 std::string SchedulingText(const v1::Worker& worker) {
@@ -124,6 +140,9 @@ std::string SchedulingText(const v1::Worker& worker) {
     text = cordon.drained() ? "drained"
            : cordon.drain() ? absl::StrCat("draining until ", LocalTime(cordon.until()))
                             : "cordoned";
+  }
+  if (worker.reputation().standing() == v1::WORKER_STANDING_AVOIDED) {
+    absl::StrAppend(&text, ", avoided (", FaultsText(worker.reputation().faults()), ")");
   }
   for (const v1::Reservation& reservation : worker.reservations()) {
     absl::StrAppend(&text, ", ",
@@ -160,7 +179,8 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
   };
   const bool domains = any([](const v1::Worker& worker) { return !worker.domains().empty(); });
   const bool scheduling = any([](const v1::Worker& worker) {
-    return worker.has_cordon() || !worker.reservations().empty();
+    return worker.has_cordon() || !worker.reservations().empty() ||
+           worker.reputation().standing() == v1::WORKER_STANDING_AVOIDED;
   });
   if (domains) rows[0].push_back("DOMAINS");
   if (scheduling) rows[0].push_back("SCHEDULING");
@@ -183,6 +203,61 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
                    << device.uuid() << " gets no rank: " << device.unusable() << "\n";
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, Format format,
+                            Terminal& terminal) {
+  ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
+  const auto found = std::find_if(workers.begin(), workers.end(),
+                                  [&](const v1::Worker& worker) { return worker.name() == name; });
+  if (found == workers.end()) {
+    return absl::NotFoundError(absl::StrCat("no worker has the name ", spec::Quoted(name),
+                                            "; `muster get workers` lists them"));
+  }
+  const v1::Worker& worker = *found;
+  if (format != Format::kTable) {
+    Print(ToJson(worker), format, terminal.out);
+    return absl::OkStatus();
+  }
+  const v1::Reputation& reputation = worker.reputation();
+  terminal.out << Table(
+      {{"worker:", worker.name()},
+       {"state:", Coloured(spec::EnumName(worker.state()), terminal)},
+       {"host:", absl::StrCat(worker.host(), ", ", AddressOf(worker))},
+       {"version:", worker.version()},
+       {"last heard:", Age(worker.last_heard(), absl::Now())},
+       {"domains:", DomainsOf(worker)},
+       {"scheduling:", SchedulingText(worker)},
+       {"slots:", absl::StrCat(worker.slots_free(), " free of ", worker.slots())},
+       {"jobs:", worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ", ")},
+       {"reputation:",
+        reputation.faults() == 0
+            ? StandingText(reputation)
+            : absl::StrCat(StandingText(reputation), "; ", FaultsText(reputation.faults()),
+                           " as of ", LocalTime(reputation.as_of()))}});
+  terminal.out << "\n";
+  std::vector<std::vector<std::string>> rows = {{"DEVICE", "MODEL", "NUMA", "FAULTS", "UNUSABLE"}};
+  for (const v1::Device& device : worker.devices()) {
+    double faults = 0;
+    for (const v1::DeviceFaults& one : reputation.devices()) {
+      if (one.device() == device.name()) faults = one.faults();
+    }
+    rows.push_back({device.name(), device.model().empty() ? "-" : device.model(),
+                    device.numa_node() < 0 ? "-" : absl::StrCat(device.numa_node()),
+                    absl::StrFormat("%.1f", faults),
+                    device.unusable().empty() ? "-" : device.unusable()});
+  }
+  terminal.out << Table(rows);
+  if (reputation.latest().empty()) return absl::OkStatus();
+  rows = {{"FAULT", "CAUSE", "DEVICE", "COUNTED", "JOB"}};
+  for (const v1::WorkerFault& fault : reputation.latest()) {
+    rows.push_back({LocalTime(fault.time()), spec::EnumName(fault.cause()),
+                    fault.device().empty() ? "-" : fault.device(),
+                    absl::StrFormat("%g", fault.weight()),
+                    fault.job_name().empty() ? "-" : fault.job_name()});
+  }
+  terminal.out << "\n" << Table(rows);
   return absl::OkStatus();
 }
 

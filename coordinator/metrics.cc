@@ -59,6 +59,12 @@ const Family kDevices = {Kind::kGauge,
                          "Devices of workers that are not forgotten, by kind (cpu, cuda) and by "
                          "the state of device and worker (usable, unusable, unreachable, lost)",
                          {"device", "state"}};
+const Family kSpareDevices = {
+    Kind::kGauge,
+    "muster_coordinator_spare_devices",
+    "Devices for jobs that recover from a fault (spares of the queue policy): free, and missing "
+    "where fewer are free than the policy wants",
+    {"state"}};
 const Family kSlotsWanted = {
     Kind::kGauge,
     "muster_coordinator_slots_wanted",
@@ -88,6 +94,17 @@ const Family kDeviceSeconds = {
     "that of the cluster",
     {"class", "queue"}};
 const Family kWorkers = {Kind::kGauge, "muster_coordinator_workers", "Workers by state", {"state"}};
+const Family kWorkersAvoided = {Kind::kGauge,
+                                "muster_coordinator_workers_avoided",
+                                "Workers that get ranks only as a last resort, since too many "
+                                "attempts ended for causes of their "
+                                "own; `muster get workers` names them",
+                                {}};
+const Family kWorkerFaults = {
+    Kind::kCounter,
+    "muster_coordinator_worker_faults_total",
+    "Faults that were noted of workers, by cause; `muster describe worker` lists them",
+    {"cause"}};
 const Family kSessions = {
     Kind::kGauge, "muster_coordinator_sessions", "Open streams of daemons", {}};
 const Family kWatchers = {
@@ -272,8 +289,11 @@ std::vector<const Family*> Metrics::Catalogue() {
                                     &kSlotsAllocated,
                                     &kQueueSmallest,
                                     &kDevices,
+                                    &kSpareDevices,
                                     &kDeviceSeconds,
                                     &kWorkers,
+                                    &kWorkersAvoided,
+                                    &kWorkerFaults,
                                     &kSessions,
                                     &kWatchers,
                                     &kEventSequence,
@@ -427,6 +447,9 @@ void Metrics::EventPublished(const v1::Event& event) {
     case v1::EVENT_KIND_ATTEMPT_ENDED:
       registry_.GetCounter(kAttemptsEnded, {spec::EnumName(event.cause())}).Increment();
       break;
+    case v1::EVENT_KIND_WORKER_FAULT:
+      registry_.GetCounter(kWorkerFaults, {spec::EnumName(event.cause())}).Increment();
+      break;
     case v1::EVENT_KIND_CHECKPOINT_COMMITTED:
       registry_.GetCounter(kCheckpointsCommitted).Increment();
       break;
@@ -442,12 +465,14 @@ void Metrics::Workers(const std::vector<v1::Worker>& workers) {
   std::map<v1::WorkerState, int64_t> by_state;
   int64_t slots = 0;
   int64_t free = 0;
+  int64_t avoided = 0;
   std::map<std::pair<v1::DeviceKind, absl::string_view>, int64_t> devices;
   for (const v1::Worker& worker : workers) {
     for (const v1::Device& device : worker.devices()) {
       ++devices[{device.kind(), StateOf(worker, device)}];
     }
     ++by_state[worker.state()];
+    if (worker.reputation().standing() == v1::WORKER_STANDING_AVOIDED) ++avoided;
     if (worker.state() != v1::WORKER_STATE_LOST) slots += worker.slots();
     if (worker.state() == v1::WORKER_STATE_READY) free += worker.slots_free();
   }
@@ -461,8 +486,14 @@ void Metrics::Workers(const std::vector<v1::Worker>& workers) {
           .Set(static_cast<double>(devices[{kind, state}]));
     }
   }
+  registry_.GetGauge(kWorkersAvoided).Set(static_cast<double>(avoided));
   registry_.GetGauge(kSlots).Set(static_cast<double>(slots));
   registry_.GetGauge(kSlotsFree).Set(static_cast<double>(free));
+}
+
+void Metrics::Spares(int64_t free, int64_t missing) {
+  registry_.GetGauge(kSpareDevices, {"free"}).Set(static_cast<double>(free));
+  registry_.GetGauge(kSpareDevices, {"missing"}).Set(static_cast<double>(missing));
 }
 
 void Metrics::Sessions(size_t open) {

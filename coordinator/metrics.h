@@ -48,6 +48,7 @@ class Metrics {
   void ForgetJob(const std::string& name);
   void EventPublished(const v1::Event& event);
   void Workers(const std::vector<v1::Worker>& workers);
+  void Spares(int64_t free, int64_t missing);
   void Sessions(size_t open);
   void Watchers(size_t open);
   void Observe(const Measured& measured);

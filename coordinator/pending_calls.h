@@ -24,9 +24,10 @@ namespace muster::coordinator {
 // The answer to a call about one job.
 struct JobReply {
   v1::Job job;
-  bool existed = false;                  // the request id had been accepted before
-  std::vector<v1::Worker> workers = {};  // of a call about workers
-  v1::ArrayReport array = {};            // of a call about an array
+  bool existed = false;                    // the request id had been accepted before
+  std::vector<v1::Worker> workers = {};    // of a call about workers
+  v1::ArrayReport array = {};              // of a call about an array
+  std::vector<std::string> warnings = {};  // of a policy that was applied
 };
 
 // What is called, once, with the answer to a call.
@@ -69,10 +70,9 @@ class PendingCalls {
   void FailAll(const absl::Status& status);
 
  private:
-  using AnyDone =
-      std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
-                   Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
-                   Done<OpenUsage>, Done<std::vector<v1::QueueStatus>>, Done<v1::QueuePolicy>>;
+  using AnyDone = std::variant<Done<JobReply>, Done<std::vector<v1::Worker>>, Done<v1::LogReply>,
+                               Done<v1::CollectivesReply>, Done<v1::ProfileReply>, Done<Explained>,
+                               Done<OpenUsage>, Done<v1::GetQueuesResponse>, Done<v1::QueuePolicy>>;
 
   std::optional<CallId> Keep(AnyDone done);
   std::optional<AnyDone> Take(CallId id);

@@ -249,12 +249,12 @@ void Shell::Usage(Done<OpenUsage> done) {
   });
 }
 
-void Shell::GetQueues(Done<std::vector<v1::QueueStatus>> done) {
-  const auto call = calls_.Add<std::vector<v1::QueueStatus>>(std::move(done));
+void Shell::GetQueues(Done<v1::GetQueuesResponse> done) {
+  const auto call = calls_.Add<v1::GetQueuesResponse>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, call = *call] {
     Enqueue({.then = [this, call, queues = core_->GetQueues(Now())]() mutable {
-      calls_.Answer<std::vector<v1::QueueStatus>>(call, std::move(queues));
+      calls_.Answer<v1::GetQueuesResponse>(call, std::move(queues));
     }});
   });
 }
@@ -381,6 +381,11 @@ void Shell::Publish(const std::vector<CoreAction>& actions) {
       published_->PublishEvent(appended->event);
     } else if (const auto* fleet = std::get_if<FleetUsageChanged>(&action)) {
       published_->SetFleetUsage(fleet->usage);
+      int64_t spares = 0;
+      for (const v1::ClassTime& time : fleet->usage.times()) {
+        if (time.usage_class() == v1::USAGE_CLASS_SPARE) spares += time.devices();
+      }
+      parts_.metrics.Spares(spares, fleet->spares_missing);
     } else if (const auto* token = std::get_if<TokenChanged>(&action)) {
       tokens_.Put(token->row);
     } else if (const auto* gone = std::get_if<TokenForgotten>(&action)) {
@@ -401,8 +406,9 @@ void Shell::Act(CoreAction& action) {
   if (auto* reply = std::get_if<ReplyAction>(&action)) {
     const PendingCall<JobReply> call{reply->call};
     if (reply->status.ok()) {
-      calls_.Answer<JobReply>(call, JobReply{std::move(reply->job), reply->existed,
-                                             std::move(reply->workers), std::move(reply->array)});
+      calls_.Answer<JobReply>(
+          call, JobReply{std::move(reply->job), reply->existed, std::move(reply->workers),
+                         std::move(reply->array), std::move(reply->warnings)});
     } else {
       calls_.Answer<JobReply>(call, reply->status);
     }

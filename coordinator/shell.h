@@ -86,7 +86,7 @@ class Shell {
   // for long.
   void Usage(Done<OpenUsage> done);
   // The queues as they are used now, and as they were last defined.
-  void GetQueues(Done<std::vector<v1::QueueStatus>> done);
+  void GetQueues(Done<v1::GetQueuesResponse> done);
   void GetQueuePolicy(Done<v1::QueuePolicy> done);
   // kInvalidArgument: one line per broken rule.
   void ApplyQueues(v1::QueuePolicy policy, Caller caller, Done<JobReply> done);

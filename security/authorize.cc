@@ -37,6 +37,7 @@ constexpr Rule kRules[] = {
     {"AdminService.RemoveWorker", Need::kOperator, false, true},
     {"AdminService.Cordon", Need::kOperator, false, true},
     {"AdminService.Uncordon", Need::kOperator, false, true},
+    {"AdminService.Forgive", Need::kOperator, false, true},
     {"AdminService.Drain", Need::kOperator, false, true},
     {"AdminService.Reserve", Need::kOperator, false, true},
     {"AdminService.Unreserve", Need::kOperator, false, true},

@@ -24,6 +24,13 @@ Budget BudgetOf(v1::Cause cause, bool trained);
 // True of causes that only tell that some other rank vanished.
 inline bool IsSymptom(v1::Cause cause) { return cause == v1::CAUSE_COMMUNICATION; }
 
+// True of causes that are faults of the machines a job ran on: what recovers from one may take
+// spares (SparePolicy).
+constexpr bool IsFaultOfCluster(v1::Cause cause) {
+  return cause == v1::CAUSE_DEVICE || cause == v1::CAUSE_WORKER_LOST ||
+         cause == v1::CAUSE_NETWORK || cause == v1::CAUSE_HANG;
+}
+
 // initial x 2^(restarts_in_a_row - 1), at most max; 0 after a preemption, a resize or for
 // maintenance. Requires: restarts_in_a_row >= 1.
 absl::Duration BackoffBefore(const v1::BackoffSpec& spec, v1::Cause cause, int restarts_in_a_row);

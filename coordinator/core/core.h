@@ -134,8 +134,8 @@ struct AuditEvent {
 };
 // What an operator asks of workers. The reply has them as they are then.
 struct FleetEvent {
-  using Request = std::variant<v1::CordonRequest, v1::UncordonRequest, v1::DrainRequest,
-                               v1::ReserveRequest, v1::UnreserveRequest>;
+  using Request = std::variant<v1::CordonRequest, v1::UncordonRequest, v1::ForgiveRequest,
+                               v1::DrainRequest, v1::ReserveRequest, v1::UnreserveRequest>;
   CallId call;
   Request request;
   Caller caller;
@@ -158,8 +158,9 @@ struct ReplyAction {
   absl::Status status;
   v1::Job job;
   bool existed = false;
-  std::vector<v1::Worker> workers = {};  // of a FleetEvent
-  v1::ArrayReport array = {};            // of SubmitArrayEvent and ChangeArrayEvent
+  std::vector<v1::Worker> workers = {};    // of a FleetEvent
+  v1::ArrayReport array = {};              // of SubmitArrayEvent and ChangeArrayEvent
+  std::vector<std::string> warnings = {};  // of ApplyQueuesEvent
 };
 struct SendAction {
   SessionId session;
@@ -204,6 +205,7 @@ struct Measured {
 // What the devices that no attempt holds are used for changed.
 struct FleetUsageChanged {
   v1::Usage usage;
+  int64_t spares_missing = 0;  // devices that are to be kept free, where none is
 };
 using CoreAction =
     std::variant<ReplyAction, SendAction, CloseAction, TimerAction, JobChanged, JobForgotten,
@@ -215,7 +217,7 @@ struct CoreOutput {
 };
 
 // ---- questions --------------------------------------------------------------------------------
-// A job's name or id, or a spec, valid and with defaults, that is not submitted.
+// A job's or an array's name or id, or a spec, valid and with defaults, that is not submitted.
 using ExplainQuery = std::variant<std::string, v1::JobSpec>;
 struct Explained {
   v1::Job job;  // of a spec: name, steps and spec
@@ -223,6 +225,7 @@ struct Explained {
   std::vector<v1::Placement> placements;  // of a spec that would start at once
   // Of a job or spec with a deadline that has not ended.
   std::optional<v1::DeadlineOutlook> deadline = std::nullopt;
+  std::optional<v1::ArrayOutlook> array = std::nullopt;  // of an array; then nothing else is set
 };
 // Device time of the period that is not over, as rows like those of the store.
 struct OpenUsage {
@@ -262,7 +265,7 @@ class Core {
   virtual absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) = 0;
   virtual OpenUsage Usage(absl::Time now) = 0;
   // The queues as they are used at this time, and as they were last defined.
-  virtual std::vector<v1::QueueStatus> GetQueues(absl::Time now) = 0;
+  virtual v1::GetQueuesResponse GetQueues(absl::Time now) = 0;
   virtual const v1::QueuePolicy& queue_policy() const = 0;
   // For the simulator: whether a plan made now would start, stop or give up anything.
   virtual bool WouldDecide(absl::Time now) = 0;

@@ -1,5 +1,8 @@
 // Arrays: their submission, and what is done to all of their tasks.
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -19,6 +22,17 @@ v1::ArrayReport ReportOf(const Array& array) {
   report.set_array_id(array.id);
   report.set_tasks(array.tasks);
   return report;
+}
+
+// What tasks of an array that wait for the same thing have in common.
+std::string KeyOf(v1::WaitReason reason) {
+  reason.clear_ahead();
+  reason.clear_estimated_start();
+  reason.clear_behind_more_than();
+  reason.clear_until();
+  reason.clear_reserved_start();
+  reason.clear_held_since();
+  return reason.SerializeAsString();
 }
 
 }  // namespace
@@ -158,6 +172,49 @@ void CoreImpl::AdmitTasks(Turn& turn) {
     job.queued_at = turn.now();
     Wait(job, turn);
   }
+}
+
+v1::ArrayOutlook CoreImpl::OutlookOf(const Array& array, absl::Time now) {
+  v1::ArrayOutlook outlook;
+  outlook.set_array(array.name);
+  outlook.set_array_id(array.id);
+  outlook.set_tasks(array.tasks);
+  outlook.set_ended(static_cast<int32_t>(array.tasks - static_cast<int64_t>(array.live.size())));
+  std::map<std::string, v1::ArrayWait> reasons;  // by what is the same for all tasks
+  const WaitingJob* next = nullptr;
+  for (const auto& [index, id] : array.jobs) {
+    if (!array.live.contains(id)) continue;
+    const JobEntry& job = *jobs_.Find(id);
+    if (job.has_attempt()) {
+      outlook.set_running(outlook.running() + 1);
+      continue;
+    }
+    outlook.set_waiting(outlook.waiting() + 1);
+    v1::ArrayWait& wait = reasons[KeyOf(job.waiting)];
+    if (wait.tasks() == 0) {
+      *wait.mutable_reason() = job.waiting;
+      wait.set_first_task(job.name());
+    }
+    wait.set_tasks(wait.tasks() + 1);
+    const WaitingJob* waiting = scheduling_.FindWaiting(id);
+    if (waiting == nullptr) continue;
+    // One that backs off is not next as long as others are not.
+    const auto rank = [now](const WaitingJob& one) {
+      return std::make_pair(std::max(now, one.not_before), one.order());
+    };
+    if (next == nullptr || rank(*waiting) < rank(*next)) next = waiting;
+  }
+  std::vector<v1::ArrayWait> ordered;
+  for (auto& [key, wait] : reasons) ordered.push_back(std::move(wait));
+  std::stable_sort(ordered.begin(), ordered.end(),
+                   [](const auto& a, const auto& b) { return a.tasks() > b.tasks(); });
+  for (v1::ArrayWait& wait : ordered) *outlook.add_reasons() = std::move(wait);
+  if (next != nullptr) {
+    outlook.set_next_task(next->name);
+    Forecast forecast = scheduling_.Explain(next->id, std::nullopt, now);
+    if (!forecast.start.has_value()) *outlook.mutable_next() = std::move(forecast.reason);
+  }
+  return outlook;
 }
 
 void CoreImpl::CheckArrays(std::vector<std::string>& broken) const {

@@ -82,6 +82,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   state.set_attempts(state.attempts() + 1);
   state.clear_not_before();
   state.clear_after_release();
+  state.clear_recovering_ranks();
   state.set_committed_step_at_attempt_start(state.last_committed_step());
   state.set_attempt_live(true);
   state.set_attempt_state(v1::ATTEMPT_STATE_ALLOCATED);
@@ -340,7 +341,7 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
                   {v1::CAUSE_LAUNCH,
                    absl::StrCat("rank ", waited->rank(), " on ", worker,
                                 " was not prepared within ", absl::FormatDuration(limit)),
-                   waited->rank()},
+                   waited->rank(), -1, false, false, worker},
                   Departure::kToBeProven, turn);
     return;
   }
@@ -412,6 +413,7 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   }
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
+  NoteFaults(job, reason, turn);
   scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
   StopClock(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
@@ -448,6 +450,37 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
       job.waiting.set_code(v1::WAIT_CODE_RELEASING);
   }
   FreeAllSlots(job, turn);
+}
+
+// Of a hang, or a rank that could not be started, a worker is the likely reason once; when the same
+// happens to the job again, the job is.
+void CoreImpl::NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn) {
+  Fault fault{.cause = reason.cause, .job_name = job.name(), .job_id = job.fixed.id()};
+  const auto note = [&](const std::string& name) {
+    WorkerEntry* worker = workers_.Find(WorkerId(name));
+    if (worker == nullptr || worker->row.state() == v1::WORKER_STATE_LOST) return;
+    reputation::Note(*worker, fault, scheduling_.tree(), workers_, deadlines_, turn);
+  };
+  if (job.state.between_size() > 1) {
+    fault.weight = 0.5;
+    for (const std::string& worker : job.state.between()) note(worker);
+    return;
+  }
+  if (job.state.between_size() == 1) return note(job.state.between(0));
+  const bool again = !job.ends.empty() && job.ends.back().cause() == reason.cause;
+  switch (reason.cause) {
+    case v1::CAUSE_DEVICE:
+    case v1::CAUSE_HANG:
+      if (reason.rank < 0 || (again && reason.cause == v1::CAUSE_HANG)) return;
+      fault.device = job.gang.rank(reason.rank).device();
+      note(job.gang.rank(reason.rank).worker());
+      break;
+    case v1::CAUSE_LAUNCH:
+      if (!again && !reason.worker.empty()) note(reason.worker);
+      break;
+    default:
+      break;
+  }
 }
 
 void CoreImpl::TellWorkers(const JobEntry& job, Turn& turn) {
@@ -581,6 +614,9 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
 void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
   const bool advanced =
       job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
+  if (IsFaultOfCluster(end.cause())) {
+    job.state.set_recovering_ranks(job.attempt.placements_size());
+  }
   const int in_a_row = (advanced ? 0 : job.state.restarts_in_a_row()) + 1;
   job.state.set_restarts_in_a_row(in_a_row);
   int launches = 0;

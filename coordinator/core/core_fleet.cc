@@ -64,6 +64,14 @@ absl::Status CoreImpl::Carry(const v1::UncordonRequest& request, const FleetEven
   return absl::OkStatus();
 }
 
+absl::Status CoreImpl::Carry(const v1::ForgiveRequest& request, const FleetEvent&, Turn& turn) {
+  RETURN_IF_ERROR(workers_.CheckKnown(WorkersOf(request)));
+  for (const std::string& name : request.workers()) {
+    reputation::Forgive(*workers_.Find(WorkerId(name)), workers_, deadlines_, turn);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CoreImpl::Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn) {
   RETURN_IF_ERROR(workers_.CheckKnown(WorkersOf(request)));
   RETURN_IF_ERROR(CheckReason(request.reason()));

@@ -138,6 +138,9 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
   maintenance_.Recover(workers_, deadlines_, now);
+  for (const auto& [id, worker] : workers_.entries()) {
+    reputation::Recover(worker, scheduling_.tree(), deadlines_);
+  }
   reservations_.Refresh(workers_, deadlines_);
   ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
@@ -187,6 +190,12 @@ void CoreImpl::On(const ApplyQueuesEvent& event, Turn& turn) {
   ReplyAction reply;
   reply.call = event.call;
   reply.status = queues_.Define(event.policy, scheduling_, turn);
+  if (reply.status.ok()) {
+    for (auto& [id, worker] : workers_.entries()) {
+      reputation::Review(worker, scheduling_.tree(), workers_, deadlines_, turn);
+    }
+    reply.warnings = scheduling_.WarningsOf(event.policy);
+  }
   turn.Act(std::move(reply));
 }
 
@@ -304,6 +313,11 @@ void CoreImpl::CatchUp(Turn& turn) {
           CheckDrain(*worker, turn);
         }
         break;
+      case DeadlineKey::Kind::kReputation:
+        if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
+          reputation::Review(*worker, scheduling_.tree(), workers_, deadlines_, turn);
+        }
+        break;
       case DeadlineKey::Kind::kReservations:
         reservations_.Expire(workers_, deadlines_, turn);
         ReservationsChanged(turn);
@@ -349,7 +363,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     WorkerEntry* worker = workers_.Find(id);
     if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
   }
-  accounts_.BringUpToDate(jobs_, workers_, turn);
+  accounts_.BringUpToDate(jobs_, workers_, scheduling_.Spares(), turn);
   jobs_.ForgetOldest(turn);
   PersistJobs(turn);
   Queues::PutUsage(scheduling_, turn);
@@ -576,6 +590,9 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   std::vector<std::string> broken;
   for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
   accounts_.Check(jobs_, workers_, broken);
+  if (index && !scheduling_.SparesAreRight(accounts_.spare())) {
+    broken.push_back("the account of spares differs from those that are kept free");
+  }
   CheckArrays(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
   CheckKept(broken);

@@ -11,6 +11,7 @@
 //   reachability.h                of a silent worker: whether it is lost
 //   desired_list.h                of a session: what its daemon was told
 //   maintenance.h, reservations.h what operators ask of workers
+//   reputation.h                  which workers are to be avoided
 //   key_value.h                   bootstrap keys
 //   device_accounts.h             what devices are used for
 //   tokens.h, audit_log.h         who may call, who called
@@ -50,6 +51,7 @@
 #include "coordinator/core/planned_job.h"
 #include "coordinator/core/queues.h"
 #include "coordinator/core/reachability.h"
+#include "coordinator/core/reputation.h"
 #include "coordinator/core/reservations.h"
 #include "coordinator/core/scheduling.h"
 #include "coordinator/core/tokens.h"
@@ -81,9 +83,7 @@ class CoreImpl : public Core {
     accounts_.Advance(now);
     return accounts_.Usage(jobs_);
   }
-  std::vector<v1::QueueStatus> GetQueues(absl::Time now) override {
-    return scheduling_.Queues(now);
-  }
+  v1::GetQueuesResponse GetQueues(absl::Time now) override { return scheduling_.Queues(now); }
   const v1::QueuePolicy& queue_policy() const override { return queues_.policy(); }
   bool WouldDecide(absl::Time now) override { return scheduling_.WouldDecide(now); }
   std::vector<std::string> CheckInvariants(bool index) const override;
@@ -163,6 +163,8 @@ class CoreImpl : public Core {
   static v1::WaitReason WaitForTurn(const JobEntry& job);
   // Lets tasks wait for devices in place of those that have left their arrays.
   void AdmitTasks(Turn& turn);
+  // Why its tasks wait.
+  v1::ArrayOutlook OutlookOf(const Array& array, absl::Time now);
   void CheckArrays(std::vector<std::string>& broken) const;
 
   // ---- core_preemption.cc
@@ -223,11 +225,14 @@ class CoreImpl : public Core {
     v1::Cause cause;
     std::string message;
     int32_t rank = -1;
-    int32_t peer = -1;     // the rank that `rank` could not reach; -1 = that is not why
-    bool yields = false;   // not for a failure: the job goes back to its queue
-    bool resizes = false;  // it yields, and slots are kept for it
+    int32_t peer = -1;        // the rank that `rank` could not reach; -1 = that is not why
+    bool yields = false;      // not for a failure: the job goes back to its queue
+    bool resizes = false;     // it yields, and slots are kept for it
+    std::string worker = {};  // that is at fault as a whole
   };
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
+  // Notes what the end of an attempt says of workers.
+  void NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn);
   // Tells every worker of the attempt what is desired now.
   static void TellWorkers(const JobEntry& job, Turn& turn);
   // Every rank of the attempt may be accounted for.
@@ -296,6 +301,7 @@ class CoreImpl : public Core {
   void On(const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::CordonRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::UncordonRequest& request, const FleetEvent& event, Turn& turn);
+  absl::Status Carry(const v1::ForgiveRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);

@@ -275,6 +275,7 @@ WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations) {
   if (job.state.has_rest())
     waiting.runtime = std::min(waiting.runtime, FromProto(job.state.rest()));
   waiting.tenant = TenantOf(spec);
+  waiting.recovering = job.state.recovering_ranks();
   if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
   if (!job.elastic()) return waiting;
   waiting.sizes = sizes;
@@ -384,6 +385,15 @@ void CoreImpl::CarryOut(const Start& start, Turn& turn) {
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {
+  if (const auto* name = std::get_if<std::string>(&about); name != nullptr) {
+    const Array* array = jobs_.FindArray(*name);
+    const absl::StatusOr<const JobEntry*> job = jobs_.Resolve(*name);
+    if (array != nullptr && (!job.ok() || (*job)->fixed.submit_sequence() < array->sequence)) {
+      Explained out;
+      out.array = OutlookOf(*array, now);
+      return out;
+    }
+  }
   ASSIGN_OR_RETURN(Explained out, ExplainWait(about, now));
   const v1::WaitReason* waiting = out.waiting.has_value() ? &*out.waiting : nullptr;
   if (const JobEntry* job = jobs_.Find(JobId(out.job.id())); job != nullptr) {

@@ -273,6 +273,14 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
   const Reachability::Verdict verdict = reachability_.Judge(worker, workers_, jobs_, turn.now());
   switch (verdict.kind) {
     case Reachability::Verdict::Kind::kLost:
+      // Of one that was doing nothing, or is worked on, its silence says little.
+      if (!worker.held.empty() && !worker.row.has_cordon()) {
+        const JobEntry& job = *jobs_.Find(worker.held.begin()->second.job);
+        reputation::Note(
+            worker,
+            {.cause = v1::CAUSE_WORKER_LOST, .job_name = job.name(), .job_id = job.fixed.id()},
+            scheduling_.tree(), workers_, deadlines_, turn);
+      }
       Lose(worker,
            absl::StrCat("worker ", worker.row.name(), " was not heard for ",
                         absl::FormatDuration(silent), " and is given up"),
@@ -353,6 +361,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
     EndReleasedAttempts(turn);  // nothing may be held by a worker that is forgotten
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
+    deadlines_.Clear({DeadlineKey::Kind::kReputation, event.worker});
     workers_.Remove(WorkerId(event.worker), turn.batch());
     reservations_.Refresh(workers_, deadlines_);
     ReservationsChanged(turn);
@@ -412,7 +421,8 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
                                   ? v1::CAUSE_LAUNCH
                                   : attempt.refusal_cause();
       ReplaceOrStop(*job, name,
-                    {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal()))},
+                    {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal())), -1, -1,
+                     false, false, name},
                     Departure::kToBeProven, turn);
       continue;
     }

@@ -22,7 +22,8 @@ struct DeadlineKey {
     kSchedule,
     kPublish,
     kDrain,
-    kReservations
+    kReservations,
+    kReputation
   } kind;
   std::string id;  // name of a worker or id of a job; empty where there is one of a kind
 

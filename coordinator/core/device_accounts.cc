@@ -148,7 +148,14 @@ void DeviceAccounts::Close(JobEntry& job, Turn& turn) {
   turn.Persist(job.id());
 }
 
-void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, Turn& turn) {
+int64_t DeviceAccounts::spare() const {
+  const Devices& devices = ledger_.fleet().devices();
+  const auto spare = devices.find({v1::USAGE_CLASS_SPARE});
+  return spare == devices.end() ? 0 : spare->second;
+}
+
+void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, SpareCount spares,
+                                   Turn& turn) {
   std::set<JobId> touched = turn.persist();
   touched.insert(turn.progressed().begin(), turn.progressed().end());
   for (const JobId& id : touched) {
@@ -159,7 +166,8 @@ void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, Turn& t
   const auto count = [&unheld](Use use, int64_t devices) {
     if (devices > 0) unheld[use] = devices;
   };
-  count({v1::USAGE_CLASS_IDLE}, tally.idle);
+  count({v1::USAGE_CLASS_IDLE}, tally.idle - spares.free);
+  count({v1::USAGE_CLASS_SPARE}, spares.free);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_WORKER_LOST}, tally.away);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_DEVICE}, tally.unusable);
   ledger_.SetFleet(tally.all(), std::move(unheld));
@@ -172,9 +180,12 @@ void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, Turn& t
     ledger_.BeginPeriod(turn.batch());
     fleet_unsaved_ = true;
   }
-  if (ledger_.TakeFleetChanged()) {
-    fleet_unsaved_ = true;
-    turn.Act(FleetUsageChanged{ledger_.fleet().View(ledger_.clock_ms(), ledger_.wall_ms())});
+  const bool fleet_changed = ledger_.TakeFleetChanged();
+  fleet_unsaved_ |= fleet_changed;
+  if (fleet_changed || spares_missing_ != spares.missing) {
+    spares_missing_ = spares.missing;
+    turn.Act(FleetUsageChanged{ledger_.fleet().View(ledger_.clock_ms(), ledger_.wall_ms()),
+                               spares.missing});
   }
 }
 

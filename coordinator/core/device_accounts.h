@@ -14,6 +14,7 @@
 #include "coordinator/core/ledger.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
+#include "coordinator/scheduler/spares.h"
 #include "coordinator/store/store.h"
 
 namespace muster::coordinator {
@@ -36,13 +37,16 @@ class DeviceAccounts {
   void Begin(JobTable& jobs, const WorkerTable& workers, Turn& turn);
 
   // Brings the accounts of the jobs that changed in this turn, and that of the fleet, up to date.
-  void BringUpToDate(JobTable& jobs, WorkerTable& workers, Turn& turn);
+  // `spares`: of the devices that nobody holds.
+  void BringUpToDate(JobTable& jobs, WorkerTable& workers, SpareCount spares, Turn& turn);
   // Adds the fleet's row to a batch that needs it: one with the account of a job (`jobs_put`), or
   // any that is written when the fleet's account has changed.
   void PutFleet(bool jobs_put, Batch& batch);
 
   // The time of the period that is not over.
   OpenUsage Usage(const JobTable& jobs) const;
+  // The devices that are USAGE_CLASS_SPARE now.
+  int64_t spare() const;
   // Adds what does not hold.
   void Check(const JobTable& jobs, const WorkerTable& workers,
              std::vector<std::string>& broken) const;
@@ -53,6 +57,7 @@ class DeviceAccounts {
   void Close(JobEntry& job, Turn& turn);
 
   Ledger ledger_;
+  int64_t spares_missing_ = 0;
   std::set<JobId> open_;       // jobs with time in the period that is not over, or with devices
   bool fleet_unsaved_ = true;  // the fleet's account changed since it was last put into a batch
 };

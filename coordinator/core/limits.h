@@ -33,6 +33,7 @@ constexpr uint32_t kMembershipsMax = 64;  // of one attempt; with another replac
 constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESOURCE_EXHAUSTED
 constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
 constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
+constexpr int kLatestFaultsMax = 16;         // Reputation.latest
 constexpr int kWorkerLabelsMax = 64;         // more: the stream is closed, INVALID_ARGUMENT
 
 // ---- requests of operators; more: INVALID_ARGUMENT

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/spec/names.h"
 
 namespace muster::coordinator {
@@ -59,6 +61,7 @@ void Scheduling::SetTree(QueueTree tree, absl::Time now) {
 void Scheduling::RecoverTree(QueueTree tree) {
   tree_ = std::move(tree);
   use_ = QueueUse(tree_);
+  spares_as_of_ = 0;
 }
 
 void Scheduling::TookTurn(const std::string& queue, absl::Time now) {
@@ -66,7 +69,36 @@ void Scheduling::TookTurn(const std::string& queue, absl::Time now) {
   accrued_.insert(queue);
 }
 
-std::vector<v1::QueueStatus> Scheduling::Queues(absl::Time now) {
+const SpareCount& Scheduling::Spares() {
+  if (spares_as_of_ != slots_.version()) {
+    spares_ = SpareDevices(slots_, tree_);
+    spares_as_of_ = slots_.version();
+  }
+  return spares_;
+}
+
+bool Scheduling::SparesAreRight(int64_t spare) const {
+  if (tree_.spares().empty()) return spare == 0;
+  SlotIndex slots = slots_;
+  return SpareDevices(slots, tree_).free == spare;
+}
+
+std::vector<std::string> Scheduling::WarningsOf(const v1::QueuePolicy& policy) {
+  std::vector<std::string> warnings;
+  for (const v1::SpareStatus& status : CountSpares(slots_, tree_)) {
+    if (status.too_small().empty()) continue;
+    for (int i = 0; i < policy.spares_size(); ++i) {
+      if (policy.spares(i).level() != status.level()) continue;
+      warnings.push_back(absl::StrCat(
+          "spares[", i, "].devices.", status.device(), ": in ",
+          absl::StrJoin(status.too_small(), ", "),
+          " that is every device, so that no job but one that recovers starts there; lower it"));
+    }
+  }
+  return warnings;
+}
+
+v1::GetQueuesResponse Scheduling::Queues(absl::Time now) {
   struct Waiting {
     int64_t jobs = 0;
     PerDevice<int64_t> devices = {};
@@ -84,11 +116,11 @@ std::vector<v1::QueueStatus> Scheduling::Queues(absl::Time now) {
       }
     }
   }
-  std::vector<v1::QueueStatus> out;
+  v1::GetQueuesResponse out;
   for (size_t i = 0; i < tree_.queues().size(); ++i) {
     const QueueTree::Queue& queue = tree_.queues()[i];
     const QueueUse::Of& used = use_.at(static_cast<int>(i));
-    v1::QueueStatus& status = out.emplace_back();
+    v1::QueueStatus& status = *out.add_queues();
     status.set_name(queue.name);
     if (queue.parent != QueueTree::kNone) status.set_parent(tree_.at(queue.parent).name);
     status.set_running_jobs(used.jobs);
@@ -113,6 +145,7 @@ std::vector<v1::QueueStatus> Scheduling::Queues(absl::Time now) {
       use.set_waiting(waiting[i].devices[k]);
     }
   }
+  for (v1::SpareStatus& spares : CountSpares(slots_, tree_)) *out.add_spares() = std::move(spares);
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include "base/ids.h"
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "coordinator/scheduler/spares.h"
 #include "muster/v1/queue.pb.h"
 
 namespace muster::coordinator {
@@ -29,6 +30,8 @@ class Scheduling {
   bool Remove(const JobId& id);
   bool Waits(const JobId& id) const { return waiting_.Contains(id); }
   size_t waiting() const { return waiting_.size(); }
+  // Null when the job does not wait.
+  const WaitingJob* FindWaiting(const JobId& id) const { return waiting_.Find(id); }
   // Why a job that was added waits, as far as is known before the next plan.
   v1::WaitReason BeforePlan(const WaitingJob& job) const { return BehindMany(job, policy_); }
   // The jobs whose back-off has ended; each is returned once.
@@ -72,8 +75,14 @@ class Scheduling {
   void TookTurn(const std::string& queue, absl::Time now);
   // The queues whose row of history has changed since the last call.
   std::set<std::string> TakeAccrued() { return std::exchange(accrued_, {}); }
-  // The queues as they are used now.
-  std::vector<v1::QueueStatus> Queues(absl::Time now);
+  // The queues as they are used now, and the spares.
+  v1::GetQueuesResponse Queues(absl::Time now);
+  // What of a policy, the newest one, will hardly be meant: "field: why".
+  std::vector<std::string> WarningsOf(const v1::QueuePolicy& policy);
+  // The devices that are kept free now. Costs what it takes to choose them, after a change.
+  const SpareCount& Spares();
+  // False: `spare` is not what a count of them anew gives.
+  bool SparesAreRight(int64_t spare) const;
   // The invariants that do not hold: what is used within what may be.
   std::vector<std::string> CheckQueues() const;
 
@@ -101,6 +110,8 @@ class Scheduling {
   QueueTree tree_;
   QueueUse use_{tree_};
   QueueHistory history_;
+  uint64_t spares_as_of_ = 0;  // SlotIndex::version(); 0: to be counted anew
+  SpareCount spares_;
   std::set<std::string> accrued_;
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;

@@ -189,6 +189,7 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
   WorkerView out;
   out.path = topology_.PathOf(worker.row);
   out.id = worker.id();
+  out.standing = worker.row.reputation().standing();
   out.ready = worker.Ready();
   if (!out.ready) {
     out.away = !worker.stale_attempts.empty() ? v1::AWAY_REASON_ENDS_ATTEMPT
@@ -206,6 +207,9 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
     slot.link_group = links.at(device.name());
     for (const v1::Reservation& reservation : worker.row.reservations()) {
       if (Covers(reservation, device.name())) slot.reserved = reservation.name();
+    }
+    for (const v1::DeviceFaults& faults : worker.row.reputation().devices()) {
+      if (faults.device() == device.name()) slot.suspect = faults.suspect();
     }
     slot.device = device.name();
     slot.kind = device.kind();

@@ -78,14 +78,18 @@ class AdminService : public v1::AdminService::CallbackService {
 
   grpc::ServerUnaryReactor* ApplyQueues(grpc::CallbackServerContext* context,
                                         const v1::ApplyQueuesRequest* request,
-                                        v1::ApplyQueuesResponse*) override {
+                                        v1::ApplyQueuesResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "AdminService.ApplyQueues");
     if (!caller.ok()) return Finish(reactor, "ApplyQueues", caller.status());
-    shell_.ApplyQueues(request->policy(), *caller,
-                       [this, reactor](const absl::StatusOr<JobReply>& reply) {
-                         Finish(reactor, "ApplyQueues", reply.status());
-                       });
+    shell_.ApplyQueues(
+        request->policy(), *caller,
+        [this, reactor, response](const absl::StatusOr<JobReply>& reply) {
+          if (reply.ok()) {
+            *response->mutable_warnings() = {reply->warnings.begin(), reply->warnings.end()};
+          }
+          Finish(reactor, "ApplyQueues", reply.status());
+        });
     return reactor;
   }
 
@@ -141,6 +145,11 @@ class AdminService : public v1::AdminService::CallbackService {
                                      const v1::UncordonRequest* request,
                                      v1::FleetResponse* response) override {
     return ChangeFleet("AdminService.Uncordon", context, *request, response);
+  }
+  grpc::ServerUnaryReactor* Forgive(grpc::CallbackServerContext* context,
+                                    const v1::ForgiveRequest* request,
+                                    v1::FleetResponse* response) override {
+    return ChangeFleet("AdminService.Forgive", context, *request, response);
   }
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const v1::DrainRequest* request,

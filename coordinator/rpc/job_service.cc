@@ -251,6 +251,7 @@ class JobService : public v1::JobService::CallbackService {
         *response->mutable_job() = std::move(explained->job);
         if (explained->waiting.has_value()) *response->mutable_waiting() = *explained->waiting;
         if (explained->deadline.has_value()) *response->mutable_deadline() = *explained->deadline;
+        if (explained->array.has_value()) *response->mutable_array() = *explained->array;
         for (v1::Placement& placement : explained->placements) {
           *response->add_placements() = std::move(placement);
         }
@@ -269,10 +270,8 @@ class JobService : public v1::JobService::CallbackService {
     absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "GetQueues", slot.status());
     shell_.GetQueues([this, reactor, response,
-                      slot = std::move(slot)](absl::StatusOr<std::vector<v1::QueueStatus>> queues) {
-      if (queues.ok()) {
-        for (v1::QueueStatus& queue : *queues) *response->add_queues() = std::move(queue);
-      }
+                      slot = std::move(slot)](absl::StatusOr<v1::GetQueuesResponse> queues) {
+      if (queues.ok()) *response = *std::move(queues);
       Finish(reactor, "GetQueues", queues.status());
     });
     return reactor;

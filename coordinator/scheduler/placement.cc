@@ -61,7 +61,7 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
 // Where the gang goes as a whole, and what it may take there.
 struct Container {
   int domain = -1;  // -1: one worker
-  WorkerId worker;
+  const WorkerView* worker = nullptr;
   int64_t hold = 0;
 };
 
@@ -78,7 +78,7 @@ std::vector<Container> ContainersAt(const SlotIndex& index, const Demand& demand
   }
   for (const auto& [path, number] : index.domains_of(LevelAt(depth))) {
     const int64_t hold = HoldIn(index, number, demand, /*ever=*/false);
-    if (hold >= demand.ranks) out.push_back({number, WorkerId(), hold});
+    if (hold >= demand.ranks) out.push_back({number, nullptr, hold});
   }
   std::stable_sort(out.begin(), out.end(),
                    [](const Container& a, const Container& b) { return a.hold < b.hold; });
@@ -108,7 +108,7 @@ struct Node {
   int parent = -1;
   int64_t hold = 0;  // whole granules that are left
   std::vector<int> children;
-  const WorkerId* worker = nullptr;
+  const WorkerView* worker = nullptr;
   const DomainPath* path = nullptr;
 };
 
@@ -117,12 +117,8 @@ class Tree {
   Tree(const SlotIndex& index, const Container& container, const Demand& demand)
       : index_(index), demand_(demand) {
     if (container.domain < 0) {
-      nodes_.push_back({kHostDepth,
-                        -1,
-                        container.hold,
-                        {},
-                        &container.worker,
-                        &index.Find(container.worker)->path});
+      nodes_.push_back(
+          {kHostDepth, -1, container.hold, {}, container.worker, &container.worker->path});
     } else {
       Add(container.domain, -1);
     }
@@ -159,9 +155,9 @@ class Tree {
       for (const auto& [free, workers] : slots->second.direct) {
         const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
         if (hold == 0) continue;
-        for (const WorkerId& id : workers) {
+        for (const WorkerView* worker : workers) {
           (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
-          nodes_.push_back({kHostDepth, node, hold, {}, &id, &index_.Find(id)->path});
+          nodes_.push_back({kHostDepth, node, hold, {}, worker, &worker->path});
           sum += hold;
         }
       }
@@ -244,7 +240,7 @@ void FillFewest(const Tree& tree, int node, int64_t ranks, Cut cut, std::vector<
       const Node& one = tree[a.node];
       const Node& other = tree[b.node];
       if ((one.worker != nullptr) != (other.worker != nullptr)) return one.worker == nullptr;
-      return one.worker != nullptr ? *one.worker < *other.worker : *one.path < *other.path;
+      return one.worker != nullptr ? ByName()(one.worker, other.worker) : *one.path < *other.path;
     });
   for (const Chunk& chunk : chunks) FillFewest(tree, chunk.node, chunk.ranks, cut, out);
 }
@@ -557,9 +553,14 @@ class LazyLayout {
   std::optional<GangLayout> layout_;
 };
 
-// Where positions 0, 1, ... of the gang go; empty when it does not fit.
-std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& demand, LazyLayout& layout, int spread) {
+// Where positions 0, 1, ... of the gang go; no workers when it does not fit.
+struct Choice {
+  std::vector<const WorkerView*> workers;
+  double cost = 0;
+};
+
+Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand& demand,
+                     LazyLayout& layout, int spread) {
   for (const int depth : DepthsToTry(demand, spread)) {
     const std::vector<Container> containers = ContainersAt(index, demand, depth);
     if (containers.empty()) continue;
@@ -578,24 +579,26 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
       best = std::move(way);
       best_tree.emplace(std::move(tree));
     }
-    std::vector<WorkerId> workers;
-    workers.reserve(best.leaves.size());
-    for (const int leaf : best.leaves) workers.push_back(*(*best_tree)[leaf].worker);
-    return workers;
+    Choice choice{{}, best.cost};
+    choice.workers.reserve(best.leaves.size());
+    for (const int leaf : best.leaves) choice.workers.push_back((*best_tree)[leaf].worker);
+    return choice;
   }
   return {};
 }
 
-std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& strict, LazyLayout& layout) {
+Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand& strict,
+                     LazyLayout& layout) {
   const PlacementRule& rule = job.placement;
   const int spread = rule.spread == v1::TOPOLOGY_LEVEL_UNSPECIFIED ? -1 : Depth(rule.spread);
-  std::vector<WorkerId> workers = ChooseWorkers(index, job, strict, layout, spread);
-  if (workers.empty() && spread >= 0) workers = ChooseWorkers(index, job, strict, layout, -1);
-  if (workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED && rule.segment > 0) {
-    workers = ChooseWorkers(index, job, DemandOf(job, index, /*strict=*/false), layout, -1);
+  if (index.Of(job.device).free < job.ranks) return {};
+  Choice choice = ChooseWorkers(index, job, strict, layout, spread);
+  if (choice.workers.empty() && spread >= 0) choice = ChooseWorkers(index, job, strict, layout, -1);
+  if (choice.workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
+      rule.segment > 0) {
+    choice = ChooseWorkers(index, job, DemandOf(job, index, /*strict=*/false), layout, -1);
   }
-  return workers;
+  return choice;
 }
 
 // The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
@@ -606,7 +609,7 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortag
   for (const auto& [id, worker] : index.workers()) {
     if (!worker.ready || worker.path.names[depth] != shortage.domain) continue;
     for (const SlotView& slot : worker.slots) {
-      if (slot.held() && slot.kind == job.device) ++held[slot.held_by];
+      if (IsJob(slot.held_by) && slot.kind == job.device) ++held[slot.held_by];
     }
   }
   for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
@@ -641,6 +644,82 @@ bool Holds(const SlotIndex& index, const Demand& demand, bool ever) {
   return false;
 }
 
+// Holds the free slots of workers that a gang is not to take, if it can do without.
+const JobId& HiddenHolder() {
+  static const auto* const id = new JobId("(hidden)");  // no job has such an id
+  return *id;
+}
+
+// Of the workers that are avoided, some without any of which the gang does not fit on these and all
+// others. Requires: it fits with all of them.
+std::set<const WorkerView*> NeededOf(SlotIndex::Trial& trial, const WaitingJob& job,
+                                     const std::vector<const WorkerView*>& avoided) {
+  const SlotIndex& index = trial.index();
+  const Demand demand = DemandOf(job, index, /*strict=*/false);
+  const auto fits_with = [&](const std::set<const WorkerView*>& some) {
+    SlotIndex::Trial hidden(trial);
+    for (const WorkerView* worker : avoided) {
+      if (!some.contains(worker)) hidden.TakeAll(*worker, job.device, HiddenHolder());
+    }
+    return index.Of(job.device).free >= job.ranks && Holds(index, demand, /*ever=*/false);
+  };
+  const auto first = [&](size_t count) {
+    return std::set<const WorkerView*>(avoided.begin(),
+                                       avoided.begin() + static_cast<int64_t>(count));
+  };
+  // The more there are, the sooner it fits.
+  size_t least = 1, most = avoided.size();
+  while (least < most) {
+    const size_t middle = least + (most - least) / 2;
+    if (fits_with(first(middle))) {
+      most = middle;
+    } else {
+      least = middle + 1;
+    }
+  }
+  std::set<const WorkerView*> needed = first(most);
+  for (size_t i = most; i-- > 0;) {
+    needed.erase(avoided[i]);
+    if (!fits_with(needed)) needed.insert(avoided[i]);
+  }
+  return needed;
+}
+
+// The same with records of workers in mind: suspects only where that makes the gang cheaper, or
+// possible; of those that are avoided only such without which it does not fit.
+std::vector<const WorkerView*> ChooseByStanding(SlotIndex::Trial& trial, const WaitingJob& job,
+                                                const Demand& demand, LazyLayout& layout,
+                                                bool last_resort) {
+  const SlotIndex& index = trial.index();
+  if (index.Of(job.device).free < job.ranks) return {};
+  std::vector<const WorkerView*> suspects, avoided;
+  for (const WorkerView* worker : index.marked()) {
+    if (FreeSlots(*worker, job.device) == 0) continue;
+    const bool avoid = worker->standing == v1::WORKER_STANDING_AVOIDED;
+    (avoid ? avoided : suspects).push_back(worker);
+  }
+  const auto choose = [&](bool with_suspects, const std::set<const WorkerView*>& with) {
+    SlotIndex::Trial hidden(trial);
+    for (const WorkerView* worker : avoided) {
+      if (!with.contains(worker)) hidden.TakeAll(*worker, job.device, HiddenHolder());
+    }
+    for (const WorkerView* worker : suspects) {
+      if (!with_suspects) hidden.TakeAll(*worker, job.device, HiddenHolder());
+    }
+    return ChooseWorkers(index, job, demand, layout);
+  };
+  Choice choice = choose(false, {});
+  if (!suspects.empty()) {
+    Choice cheaper = choose(true, {});
+    if (choice.workers.empty() || cheaper.cost < choice.cost * (1 - 1e-9)) {
+      choice = std::move(cheaper);
+    }
+  }
+  if (!choice.workers.empty() || avoided.empty() || !last_resort) return choice.workers;
+  if (choose(true, {avoided.begin(), avoided.end()}).workers.empty()) return {};
+  return choose(true, NeededOf(trial, job, avoided)).workers;
+}
+
 }  // namespace
 
 int64_t GroupsIn(const SlotIndex::Kind& slots, int group) {
@@ -661,33 +740,34 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index) {
   return Holds(index, DemandOf(job, index, /*strict=*/false), /*ever=*/true);
 }
 
-std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
-                                                    const WaitingJob& job) {
+std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job,
+                                                    bool last_resort) {
   const SlotIndex& index = trial.index();
   if (!job.reservations.empty()) trial.Open(job.reservations);
-  std::vector<WorkerId> workers;
   const Demand demand = DemandOf(job, index, /*strict=*/true);
   const int unit =
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
   // Where groups cannot be kept whole, ranks take slots in the order of their numbers.
   LazyLayout layout(job, /*by_group=*/demand.unit() > 1);
-  if (index.Of(job.device).free >= job.ranks) workers = ChooseWorkers(index, job, demand, layout);
+  const std::vector<const WorkerView*> workers =
+      index.marked().empty() ? ChooseWorkers(index, job, demand, layout).workers
+                             : ChooseByStanding(trial, job, demand, layout, last_resort);
   std::optional<std::vector<v1::Placement>> placements;
   if (!workers.empty()) {
     CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
     placements.emplace(workers.size());
-    std::map<WorkerId, std::vector<int32_t>> ranks;  // in the order of positions
+    std::map<const WorkerView*, std::vector<int32_t>, ByName> ranks;  // in the order of positions
     for (size_t position = 0; position < workers.size(); ++position) {
       ranks[workers[position]].push_back(layout.get().RankAt(static_cast<int32_t>(position)));
     }
-    for (const auto& [id, here] : ranks) {
+    for (const auto& [worker, here] : ranks) {
       std::vector<std::string> devices =
-          trial.Take(id, job.device, static_cast<int>(here.size()), job.id, unit);
-      CHECK_EQ(devices.size(), here.size()) << job.id << " on " << id;
+          trial.Take(*worker, job.device, static_cast<int>(here.size()), job.id, unit);
+      CHECK_EQ(devices.size(), here.size()) << job.id << " on " << worker->id;
       for (size_t i = 0; i < here.size(); ++i) {
         v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
         placement.set_rank(here[i]);
-        placement.set_worker(id.value());
+        placement.set_worker(worker->id.value());
         placement.set_device(std::move(devices[i]));
       }
     }
@@ -780,7 +860,7 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
       shortage.slots = slots.workers_by_total.rbegin()->first;
     } else if (!ever && !slots.workers_by_free.empty()) {
       shortage.slots = slots.workers_by_free.rbegin()->first;
-      shortage.domain = slots.workers_by_free.rbegin()->second.begin()->value();
+      shortage.domain = (*slots.workers_by_free.rbegin()->second.begin())->id.value();
     }
     shortage.slots -= shortage.slots % demand.unit();
   } else {

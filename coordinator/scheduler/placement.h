@@ -38,9 +38,15 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 // fit, so that what is left over stays together), or the freest; by the blocks of the mesh; and, of
 // small gangs, what exchanges of groups improve.
 //
+// Workers of a bad record (WorkerView::standing): suspects are taken only where the gang does not
+// fit without them, or costs less with them; those that are avoided only where it does not fit
+// without them, and no more of them than that takes, or not at all where `last_resort` is false.
+// With it, a gang that fits is placed.
+//
 // Returns where ranks 0 to ranks - 1 are placed, in this order. O(domains x different numbers of
 // free slots + workers of the domain + ranks x axes) for each way that is tried.
-std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job);
+std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job,
+                                                    bool last_resort = true);
 
 // What the communication of the job costs where its ranks are placed, by rank.
 v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,

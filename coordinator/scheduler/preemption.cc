@@ -46,9 +46,11 @@ class Taken {
   }
   std::vector<Slot> SlotsOf(const JobId& job) const {
     std::vector<Slot> slots;
-    for (const WorkerId& id : index_.WorkersOf(job)) {
-      for (const SlotView& slot : index_.Find(id)->slots) {
-        if (slot.held_by == job) slots.push_back({id, slot.device});
+    const Holding* holder = index_.HolderOf(job);
+    if (holder == nullptr) return slots;
+    for (const WorkerView* worker : holder->workers) {
+      for (const SlotView& slot : worker->slots) {
+        if (slot.holder == holder) slots.push_back({worker->id, slot.device});
       }
     }
     return slots;
@@ -61,7 +63,7 @@ class Taken {
   }
   // Of a job that was freed, the workers on which it had slots.
   std::set<WorkerId> WorkersOf(const JobId& job) const {
-    std::set<WorkerId> workers(index_.WorkersOf(job).begin(), index_.WorkersOf(job).end());
+    std::set<WorkerId> workers = index_.WorkersOf(job);
     const auto freed = of_.find(job);
     if (freed == of_.end()) return workers;
     for (const Slot& slot : freed->second) workers.insert(slot.worker);
@@ -198,13 +200,14 @@ class Search {
     for (const auto& [free, workers] : search_.slots.Of(job_.device).workers_by_free) {
       slots_in_groups += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
     }
-    std::map<const WorkerView*, int> more;  // slots that its free ones would be joined by
+    std::map<const WorkerView*, int, ByName> more;  // slots that its free ones would be joined by
     const auto add = [&](const JobId& id) {
-      for (const WorkerId& on : search_.slots.WorkersOf(id)) {
-        const WorkerView& worker = *search_.slots.Find(on);
-        if (!worker.ready) continue;
-        for (const SlotView& slot : worker.slots) {
-          if (slot.held_by == id && slot.kind == job_.device) ++more[&worker];
+      const Holding* holder = search_.slots.HolderOf(id);
+      if (holder == nullptr) return;
+      for (const WorkerView* worker : holder->workers) {
+        if (!worker->ready) continue;
+        for (const SlotView& slot : worker->slots) {
+          if (slot.holder == holder && slot.kind == job_.device) ++more[worker];
         }
       }
     };

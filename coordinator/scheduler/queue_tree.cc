@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kDevicesMax = 1'000'000'000;  // of a quota
 constexpr double kWeightMax = 1e6;
+constexpr double kAvoidAboveMax = 1e6;
 constexpr size_t kProblemsMax = 100;
 constexpr size_t kNamedMax = 16;  // queues that a message names
 constexpr char kDefaultQueue[] = "default";
@@ -76,6 +77,42 @@ absl::Duration ReadDuration(bool has, const google::protobuf::Duration& given,
   return value;
 }
 
+// The narrowest level first.
+std::vector<QueueTree::Spares> ReadSpares(const v1::QueuePolicy& policy, Problems& problems) {
+  using Spares = QueueTree::Spares;
+  std::vector<Spares> all;
+  if (policy.spares_size() > kSparePoliciesMax) {
+    problems.Add("spares", policy.spares_size(), " of at most ", kSparePoliciesMax);
+    return all;
+  }
+  for (int i = 0; i < policy.spares_size(); ++i) {
+    const v1::SparePolicy& given = policy.spares(i);
+    const std::string field = absl::StrCat("spares[", i, "]");
+    Spares spares{given.level(), {}};
+    if (given.level() == v1::TOPOLOGY_LEVEL_HOST) {
+      problems.Add(
+          field + ".level",
+          "spares of a host are lost with it; nvlink_domain, rack, block, zone or cluster");
+    } else if (!v1::TopologyLevel_IsValid(given.level()) ||
+               given.level() == v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
+      problems.Add(field + ".level", "required; nvlink_domain, rack, block, zone or cluster");
+    } else if (std::any_of(all.begin(), all.end(),
+                           [&](const Spares& other) { return other.level == given.level(); })) {
+      problems.Add(field + ".level", "there are two of level ", spec::EnumName(given.level()),
+                   "; add their devices up in one");
+    }
+    ReadDevices(given.devices(), field + ".devices", spares.devices, problems);
+    if (given.devices().empty()) {
+      problems.Add(field + ".devices", "required: how many of each kind, such as {cuda: 8}");
+    }
+    all.push_back(spares);
+  }
+  // Narrow levels have small numbers.
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Spares& a, const Spares& b) { return a.level < b.level; });
+  return all;
+}
+
 }  // namespace
 
 v1::DeviceKind DeviceNamed(const std::string& name) {
@@ -110,6 +147,15 @@ absl::StatusOr<QueueTree> QueueTree::Make(const v1::QueuePolicy& policy) {
   tree.turn_after_ =
       ReadDuration(policy.has_turn_after(), policy.turn_after(), "turn_after", absl::Minutes(1),
                    absl::Hours(24 * 365), tree.turn_after_, problems);
+  tree.spares_ = ReadSpares(policy, problems);
+  tree.fault_half_life_ = ReadDuration(
+      policy.reputation().has_half_life(), policy.reputation().half_life(), "reputation.half_life",
+      absl::Minutes(1), absl::Hours(24 * 365), tree.fault_half_life_, problems);
+  if (policy.reputation().has_avoid_above()) tree.avoid_above_ = policy.reputation().avoid_above();
+  if (!(tree.avoid_above_ > 0) || tree.avoid_above_ > kAvoidAboveMax) {
+    problems.Add("reputation.avoid_above", tree.avoid_above_, " is out of range; above 0, at most ",
+                 kAvoidAboveMax);
+  }
   if (policy.queues_size() > kQueuesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("queues: ", policy.queues_size(), " of at most ", kQueuesMax));

@@ -36,6 +36,11 @@ class QueueTree {
     std::optional<int64_t> running_jobs_max;
     PerDevice<std::optional<int64_t>> tenant_limit;
   };
+  // Devices that are kept free in every domain of the level (SparePolicy).
+  struct Spares {
+    v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
+    PerDevice<int64_t> devices = {};
+  };
 
   // Only the queue "default", without quota.
   QueueTree();
@@ -54,6 +59,11 @@ class QueueTree {
   absl::Duration half_life() const { return half_life_; }
   absl::Duration passed_over_max() const { return passed_over_max_; }
   absl::Duration turn_after() const { return turn_after_; }
+  // The narrowest level first.
+  const std::vector<Spares>& spares() const { return spares_; }
+  // ReputationPolicy.
+  absl::Duration fault_half_life() const { return fault_half_life_; }
+  double avoid_above() const { return avoid_above_; }
 
   // Why a job of this many ranks can never run, or wait, in the queue: kNotFound names the queues
   // that there are, kInvalidArgument the quota. The message begins with the field of the spec.
@@ -69,10 +79,14 @@ class QueueTree {
   absl::Duration half_life_ = absl::Hours(24 * 7);
   absl::Duration passed_over_max_ = absl::Minutes(10);
   absl::Duration turn_after_ = absl::Hours(24);
+  std::vector<Spares> spares_;
+  absl::Duration fault_half_life_ = absl::Hours(24 * 7);
+  double avoid_above_ = 2;
 };
 
 constexpr int kQueuesMax = 1024;
 constexpr int kQueueDepthMax = 16;
+constexpr int kSparePoliciesMax = 16;
 
 // The kinds of devices as policies name them: "cpu", "cuda". UNSPECIFIED for any other text.
 v1::DeviceKind DeviceNamed(const std::string& name);

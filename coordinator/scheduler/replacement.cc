@@ -132,7 +132,8 @@ class Filling {
     const auto& by_free = index_.Of(device_).workers_by_free;
     const int wanted = static_cast<int>(open.size());
     for (auto free = by_free.lower_bound(wanted); free != by_free.end(); ++free) {
-      for (const WorkerId& worker : free->second) {
+      for (const WorkerView* view : free->second) {
+        const WorkerId& worker = view->id;
         const auto taken = taken_.find(worker);
         const int left = free->first - (taken == taken_.end() ? 0 : taken->second);
         if (left < wanted || excluded_.contains(worker)) continue;

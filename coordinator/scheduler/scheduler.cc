@@ -4,10 +4,12 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "coordinator/scheduler/placement.h"
+#include "coordinator/scheduler/spares.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -66,9 +68,11 @@ struct Attempted {
 // The slots that a job holds.
 std::vector<Slot> SlotsOf(const SlotIndex& index, const JobId& job) {
   std::vector<Slot> slots;
-  for (const WorkerId& id : index.WorkersOf(job)) {
-    for (const SlotView& slot : index.Find(id)->slots) {
-      if (slot.held_by == job) slots.push_back({id, slot.device});
+  const Holding* holder = index.HolderOf(job);
+  if (holder == nullptr) return slots;
+  for (const WorkerView* worker : holder->workers) {
+    for (const SlotView& slot : worker->slots) {
+      if (slot.holder == holder) slots.push_back({worker->id, slot.device});
     }
   }
   return slots;
@@ -115,6 +119,7 @@ class Planner {
   // The slots of those that start stay taken in the trial.
   Schedule Run(const WaitingQueue& queue) {
     schedule_.wake_at = queue.NextRetry(now_);
+    KeepSpares();
     StartKept(queue);
     if (scope_.explains && scope_.only == nullptr) {
       const size_t each = static_cast<size_t>(scope_.behind) + 1;
@@ -162,6 +167,7 @@ class Planner {
     }
     HoldReserved(absl::InfinitePast());
     if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
+    trial_.Release(SpareHolder());
     if (!reservations_.empty()) schedule_.again_at = now_ + kSharesInterval;
     return std::move(schedule_);
   }
@@ -370,12 +376,75 @@ class Planner {
           -1);
   }
 
-  // The slots that are kept for the job count as free.
+  // ---- spares
+
+  // Free slots become spares where some are missing.
+  void KeepSpares() {
+    if (!tree_.spares().empty()) spares_missing_ = HoldSpares(trial_, tree_);
+  }
+  int64_t SparesHeld(v1::DeviceKind kind) const {
+    const Holding* holder = index_.HolderOf(SpareHolder());
+    return holder == nullptr ? 0 : holder->slots[static_cast<size_t>(kind)];
+  }
+  bool MayTakeSpares(const WaitingJob& job) const {
+    return !tree_.spares().empty() && job.ranks <= job.recovering;
+  }
+  // Until KeepSpares() they are as free as other slots, but for those that are reserved.
+  void OpenSpares() {
+    trial_.Release(SpareHolder());
+    SetReserved(held_until_);
+  }
+  // Slots enough for the job are not spares, in some domain that it may be in, once nobody runs.
+  bool CouldFitBesideSpares(const WaitingJob& job) {
+    if (tree_.spares().empty() || MayTakeSpares(job)) return true;
+    if (spares_wanted_.empty()) spares_wanted_ = SparesWanted(index_, tree_);
+    const size_t kind = static_cast<size_t>(job.device);
+    const v1::TopologyLevel required = job.placement.required;
+    const bool in_one = required > v1::TOPOLOGY_LEVEL_HOST && job.placement.segment == 0;
+    const v1::TopologyLevel level = in_one ? required : v1::TOPOLOGY_LEVEL_CLUSTER;
+    for (const auto& [path, number] : index_.domains_of(level)) {
+      int64_t slots = -spares_wanted_[static_cast<size_t>(number)][kind];
+      const SlotIndex::Domain& domain = index_.domain(number);
+      const auto here = domain.slots.find(job.device);
+      if (here == domain.slots.end()) continue;
+      for (const auto& [size, workers] : here->second.workers_by_total) {
+        slots += int64_t{size} * workers;
+      }
+      if (slots >= job.ranks) return true;
+    }
+    return false;
+  }
+  // It would start now if it could take spares.
+  bool FitsWithSpares(const WaitingJob& job) {
+    if (SparesHeld(job.device) == 0) return false;
+    SlotIndex::Trial trial(attempted_.index);
+    trial.Release(SpareHolder());
+    return PlaceGang(trial, job).has_value();
+  }
+
+  // The slots that are kept for the job count as free. It takes spares before it takes workers that
+  // are avoided, and both only where it has to.
   std::optional<std::vector<v1::Placement>> TryPlace(const WaitingJob& job) {
-    if (index_.WorkersOf(job.id).empty()) return PlaceGang(trial_, job);
+    const bool spares = MayTakeSpares(job) && SparesHeld(job.device) > 0;
+    auto placements = TryPlaceBesideSpares(job, /*last_resort=*/!spares);
+    if (placements.has_value() || !spares) return placements;
+    OpenSpares();
+    placements = TryPlaceBesideSpares(job, /*last_resort=*/false);
+    KeepSpares();
+    if (placements.has_value() || index_.marked().empty()) return placements;
+    placements = TryPlaceBesideSpares(job, /*last_resort=*/true);
+    if (placements.has_value()) return placements;
+    OpenSpares();
+    placements = TryPlaceBesideSpares(job, /*last_resort=*/true);
+    KeepSpares();
+    return placements;
+  }
+  std::optional<std::vector<v1::Placement>> TryPlaceBesideSpares(const WaitingJob& job,
+                                                                 bool last_resort) {
+    if (index_.HolderOf(job.id) == nullptr) return PlaceGang(trial_, job, last_resort);
     const std::vector<Slot> own = SlotsOf(index_, job.id);
     trial_.Release(job.id);
-    auto placements = PlaceGang(trial_, job);
+    auto placements = PlaceGang(trial_, job, last_resort);
     if (!placements.has_value()) {
       std::vector<HeldSlot> back;
       for (const Slot& slot : own) back.push_back({slot.worker, slot.device, job.id});
@@ -388,8 +457,14 @@ class Planner {
   bool TryPreempt(const WaitingJob& job) {
     if (!scope_.preempts) return false;
     HoldReserved(absl::InfinitePast());
+    const bool spares = MayTakeSpares(job);
+    if (spares) OpenSpares();
     std::optional<Eviction> eviction = ChooseVictims(evictions(), job, schedule_.wake_at);
-    if (!eviction.has_value()) return false;
+    if (!eviction.has_value()) {
+      if (spares) KeepSpares();
+      return false;
+    }
+    spares_wait_ = true;
     for (const JobId& id : eviction->outbid) {
       GiveUp(id);
       settled_.erase(id);
@@ -398,6 +473,8 @@ class Planner {
     for (Resized& resized : eviction->resized) DecideResize(std::move(resized), job.id);
     eviction->resized.clear();
     Keep(job, eviction->slots);
+    spares_wait_ = false;
+    KeepSpares();
     settled_.insert(job.id);
     largest_holders_.erase(job.device);
     Explain(job, [&] { return KeptFor(job); });
@@ -545,7 +622,11 @@ class Planner {
   bool StartsLarger(const WaitingJob& job, const Line& line) {
     for (size_t i = job.sizes.size(); i > 1; --i) {
       const int32_t ranks = job.sizes[i - 1];
-      if (index_.Of(job.device).free + reserved_held_ < ranks && job.reservations.empty()) continue;
+      const int64_t spares = ranks <= job.recovering ? SparesHeld(job.device) : 0;
+      if (index_.Of(job.device).free + reserved_held_ + spares < ranks &&
+          job.reservations.empty()) {
+        continue;
+      }
       if (FindLimit(tree_, use_, line.queue, job.device, ranks, job.tenant).has_value()) continue;
       const WaitingJob sized = AtSize(job, ranks);
       bool passes_over = false;
@@ -559,7 +640,7 @@ class Planner {
 
   // Why the job waits until the cluster, its queues or the job are changed. It holds back none.
   std::optional<v1::WaitReason> NeverStarts(const WaitingJob& job, int queue,
-                                            const SlotIndex::Kind& slots, int group) const {
+                                            const SlotIndex::Kind& slots, int group) {
     if (queue == QueueTree::kNone || !tree_.at(queue).leaf) {
       return ReasonOf(job, v1::WAIT_CODE_NO_QUEUE);
     }
@@ -575,6 +656,11 @@ class Planner {
       }
     }
     if (!CouldFit(job, index_)) return NeverFits(job, slots, group);
+    if (!CouldFitBesideSpares(job)) {
+      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, group);
+      reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
+      return reason;
+    }
     return std::nullopt;
   }
 
@@ -585,28 +671,48 @@ class Planner {
     line.blocker = &job;
     if (static_cast<int>(reservations_.size()) >= policy_.reservations_max) return;
     HoldReserved(absl::InfinitePast());
-    std::vector<Slot> slots;
+    std::vector<SlotIndex::SlotRef> slots;
     const absl::Time at = StartOf(job, slots);
     reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
-    for (const Slot& slot : slots) {
-      const auto [known, first] = reserved_.try_emplace(slot, ReservedSlot{at, nullptr});
-      if (first) known->second.view = FindSlot(index_, slot);
-      known->second.until = std::min(known->second.until, at);
-    }
+    for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at});
+    // Of the same slot, the earliest first.
+    std::sort(reserved_.begin(), reserved_.end(), [](const ReservedSlot& a, const ReservedSlot& b) {
+      return std::make_tuple(a.slot.worker->order, a.slot.slot, a.until) <
+             std::make_tuple(b.slot.worker->order, b.slot.slot, b.until);
+    });
+    reserved_.erase(std::unique(reserved_.begin(), reserved_.end(),
+                                [](const ReservedSlot& a, const ReservedSlot& b) {
+                                  return a.slot.slot == b.slot.slot;
+                                }),
+                    reserved_.end());
     Changed();
   }
 
   // When the job starts if nothing but ends of running jobs happens, and on which slots;
   // InfiniteFuture when that is not known.
-  absl::Time StartOf(const WaitingJob& job, std::vector<Slot>& slots) {
+  absl::Time StartOf(const WaitingJob& job, std::vector<SlotIndex::SlotRef>& slots) {
     SlotIndex::Trial trial(attempted_.index);
+    const bool spares = MayTakeSpares(job);
+    if (spares) trial.Release(SpareHolder());
+    // What jobs that end leave becomes spares first.
+    const auto keep_spares = [&] {
+      if (!spares && spares_missing_ > 0) HoldSpares(trial, tree_);
+    };
     for (const JobId& id : running_.Stopping(job.device).jobs) trial.Release(id);
+    keep_spares();
     const auto placed = [&] {
       const auto placements = PlaceGang(trial, job);
       if (!placements.has_value()) return false;
+      const WorkerView* worker = nullptr;
       for (const v1::Placement& placement : *placements) {
-        slots.push_back({WorkerId(placement.worker()), placement.device()});
+        if (worker == nullptr || worker->id.value() != placement.worker()) {
+          worker = index_.Find(WorkerId(placement.worker()));
+        }
+        const auto slot = std::find_if(
+            worker->slots.begin(), worker->slots.end(),
+            [&placement](const SlotView& one) { return one.device == placement.device(); });
+        slots.push_back({worker, &*slot});
       }
       return true;
     };
@@ -620,6 +726,7 @@ class Planner {
       if (at + kOverrunMax < now_) continue;
       const int64_t before = index_.Of(job.device).free;
       trial.Release(id);
+      keep_spares();
       const bool more = index_.Of(job.device).free > before || !job.reservations.empty();
       if (index_.Of(job.device).free < job.ranks && job.reservations.empty()) continue;
       if (more && placed()) return std::max(now_, at);
@@ -633,20 +740,30 @@ class Planner {
     const absl::Time level = LevelOf(end);
     if (level == held_until_) return;
     held_until_ = level;
-    std::vector<HeldSlot> changes;
-    for (const auto& [slot, reserved] : reserved_) {
-      const SlotView* view = reserved.view;
-      if (view == nullptr) continue;
-      const bool hold = reserved.until <= level;
-      if (hold ? view->held() : view->held_by != Reserved()) continue;
-      changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
-      reserved_held_ += hold ? 1 : -1;
+    SetReserved(level);
+  }
+  void SetReserved(absl::Time level) {
+    const Holding* const held = index_.HolderOf(Reserved());
+    std::vector<SlotIndex::SlotRef> hold, leave;
+    for (const ReservedSlot& reserved : reserved_) {
+      const Holding* const holder = reserved.slot.slot->holder;
+      if (reserved.until <= level) {
+        if (holder == nullptr) hold.push_back(reserved.slot);
+      } else if (holder != nullptr && holder == held) {
+        leave.push_back(reserved.slot);
+      }
     }
-    attempted_.index.SetHolders(changes);
+    reserved_held_ += static_cast<int64_t>(hold.size()) - static_cast<int64_t>(leave.size());
+    attempted_.index.SetHolder(leave, JobId());
+    attempted_.index.SetHolder(hold, Reserved());
+    if (!leave.empty() && spares_missing_ > 0 && !spares_wait_) KeepSpares();
   }
 
   // Slots have changed hands for good, or others are reserved.
-  void Changed() { misfits_.clear(); }
+  void Changed() {
+    misfits_.clear();
+    if (spares_missing_ > 0 && !spares_wait_) KeepSpares();
+  }
   // The level of reservations that HoldReserved would hold.
   absl::Time LevelOf(absl::Time end) const {
     absl::Time level = absl::InfinitePast();
@@ -671,8 +788,9 @@ class Planner {
       passes_over = true;
       return std::nullopt;
     }
-    if (reserved_.empty() ||
-        (index_.Of(job.device).free + reserved_held_ < job.ranks && job.reservations.empty())) {
+    const int64_t spares = MayTakeSpares(job) ? SparesHeld(job.device) : 0;
+    if (reserved_.empty() || (index_.Of(job.device).free + reserved_held_ + spares < job.ranks &&
+                              job.reservations.empty())) {
       return TryPlaceAlike(job, shape, held_until_);
     }
     const absl::Time end = now_ + job.runtime;
@@ -803,14 +921,15 @@ class Planner {
     front.set_device(blocker.device);
   }
 
-  static v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code,
-                                  const SlotIndex::Kind& slots, int group) {
+  v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code, const SlotIndex::Kind& slots,
+                           int group) const {
     v1::WaitReason reason = ReasonOf(job, code);
     reason.set_slots_total(slots.total);
     reason.set_slots_free(slots.free);
     reason.set_group(group);
     reason.set_groups_total(GroupsIn(slots, group));
     reason.set_slots_reserved(slots.reserved);
+    reason.set_slots_spare(SparesHeld(job.device));
     return reason;
   }
 
@@ -858,6 +977,13 @@ class Planner {
   }
 
   v1::WaitReason NotNow(const WaitingJob& job, const SlotIndex::Kind& slots, int group) {
+    if (FitsWithSpares(job)) {
+      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, group);
+      if (slots.free < job.ranks) {
+        *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
+      }
+      return reason;
+    }
     if (slots.free < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
@@ -867,18 +993,18 @@ class Planner {
       return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
-    std::map<WorkerId, int> named;
+    std::map<const WorkerView*, int, ByName> named;
     for (auto alike = slots.workers_by_free.rbegin(); alike != slots.workers_by_free.rend();
          ++alike) {
-      for (auto id = alike->second.begin();
-           id != alike->second.end() && named.size() < kWorkersNamedMax; ++id) {
-        named.emplace(*id, alike->first);
+      for (auto worker = alike->second.begin();
+           worker != alike->second.end() && named.size() < kWorkersNamedMax; ++worker) {
+        named.emplace(*worker, alike->first);
       }
     }
-    for (const auto& [id, free] : named) {
-      v1::WorkerSlots& worker = *reason.add_free();
-      worker.set_worker(id.value());
-      worker.set_slots(free);
+    for (const auto& [worker, free] : named) {
+      v1::WorkerSlots& slots_of = *reason.add_free();
+      slots_of.set_worker(worker->id.value());
+      slots_of.set_slots(free);
     }
     return reason;
   }
@@ -890,10 +1016,11 @@ class Planner {
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     std::vector<std::pair<int64_t, JobId>>& jobs = cached->second;
     if (first) {
-      // `held` is in order of ids.
+      // Holders are in order of ids.
       std::map<int64_t, std::vector<const JobId*>, std::greater<>> by_slots;
-      for (const auto& [job, slots] : all.held) {
-        if (!kept_.contains(job) && job != Reserved()) by_slots[slots].push_back(&job);
+      for (const auto& [job, holder] : index_.holders()) {
+        const int64_t slots = holder.slots[static_cast<size_t>(kind)];
+        if (slots > 0 && !kept_.contains(job) && IsJob(job)) by_slots[slots].push_back(&job);
       }
       for (const auto& [slots, ids] : by_slots) {
         for (const JobId* id : ids) jobs.emplace_back(slots, *id);
@@ -928,12 +1055,12 @@ class Planner {
   }
 
   void AddAway(v1::DeviceKind kind, v1::StartChange& change) const {
-    const std::set<WorkerId>& away = index_.Of(kind).away;
-    for (auto id = away.begin();
-         id != away.end() && change.workers_return_size() < kWorkersNamedMax; ++id) {
-      const WorkerView& worker = *index_.Find(*id);
+    const WorkerSet& away = index_.Of(kind).away;
+    for (auto at = away.begin();
+         at != away.end() && change.workers_return_size() < kWorkersNamedMax; ++at) {
+      const WorkerView& worker = **at;
       v1::AwayWorker& named = *change.add_workers_return();
-      named.set_worker(id->value());
+      named.set_worker(worker.id.value());
       named.set_slots(TotalSlots(worker, kind));
       named.set_reason(worker.away);
       named.set_ends_attempt(worker.ends_attempt);
@@ -957,18 +1084,21 @@ class Planner {
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
   struct ReservedSlot {
-    absl::Time until;      // it is not to be taken for longer
-    const SlotView* view;  // in the index, whose workers stay while a plan is made
+    SlotIndex::SlotRef slot;  // in the index, whose workers stay while a plan is made
+    absl::Time until;         // it is not to be taken for longer
   };
-  std::map<Slot, ReservedSlot> reserved_;
+  std::vector<ReservedSlot> reserved_;  // by worker, then in device order
   // Shapes that do not fit beside the reserved slots that are held at this level, nor at any later
   // one, until slots change hands.
   struct ByShape {
     bool operator()(const GangShape* a, const GangShape* b) const { return *a < *b; }
   };
   std::map<const GangShape*, absl::Time, ByShape> misfits_;
-  absl::Time held_until_ = absl::InfinitePast();         // those up to this time are held, if free
-  int64_t reserved_held_ = 0;                            // so many
+  absl::Time held_until_ = absl::InfinitePast();  // those up to this time are held, if free
+  int64_t reserved_held_ = 0;                     // so many
+  int64_t spares_missing_ = 0;                    // in all domains together
+  bool spares_wait_ = false;  // slots change hands that are none, in several steps
+  std::vector<PerDevice<int64_t>> spares_wanted_;        // by domain; empty: not looked up yet
   std::set<std::pair<absl::Time, JobId>> started_ends_;  // of the jobs that this plan starts
   KeptSlots kept_;
   QueueUse use_;                // with the jobs that start and those that slots are kept for

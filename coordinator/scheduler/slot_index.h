@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 #define MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -15,6 +16,8 @@
 
 namespace muster::coordinator {
 
+struct Holding;
+
 struct SlotView {
   std::string device;  // "cpu:0"
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
@@ -24,10 +27,17 @@ struct SlotView {
   // connects them or, without NVLink, they are on one NUMA node.
   int link_group = 0;
   std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
+  bool suspect = false;       // DeviceFaults.suspect: others of its worker are taken first
+  // Of a slot in an index: what the index knows of `held_by`; null: nobody. No part of the value.
+  Holding* holder = nullptr;
 
   bool held() const { return !held_by.value().empty(); }
   bool free() const { return usable && !held() && reserved.empty(); }
-  friend bool operator==(const SlotView&, const SlotView&) = default;
+  friend bool operator==(const SlotView& a, const SlotView& b) {
+    return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
+           a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
+           a.suspect == b.suspect;
+  }
 };
 struct WorkerView {
   WorkerId id;
@@ -36,9 +46,44 @@ struct WorkerView {
   std::string ends_attempt = {};                      // AwayWorker.ends_attempt
   std::vector<SlotView> slots;                        // in device order
   DomainPath path = {};
+  v1::WorkerStanding standing = v1::WORKER_STANDING_UNSPECIFIED;  // Reputation.standing
+  // Of a worker in an index, no part of the value: the narrowest domain that has it, and a number
+  // that grows with the name, which is faster to compare.
+  int home = -1;
+  uint64_t order = 0;
 
-  friend bool operator==(const WorkerView&, const WorkerView&) = default;
+  friend bool operator==(const WorkerView& a, const WorkerView& b) {
+    return a.id == b.id && a.ready == b.ready && a.away == b.away &&
+           a.ends_attempt == b.ends_attempt && a.slots == b.slots && a.path == b.path &&
+           a.standing == b.standing;
+  }
 };
+
+// Workers of one index, by name.
+struct ByName {
+  bool operator()(const WorkerView* a, const WorkerView* b) const { return a->order < b->order; }
+};
+class WorkerSet : public std::set<const WorkerView*, ByName> {
+ public:
+  // The same names.
+  friend bool operator==(const WorkerSet& a, const WorkerSet& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const WorkerView* x, const WorkerView* y) { return x->id == y->id; });
+  }
+};
+
+// What a job holds.
+struct Holding {
+  JobId id;
+  std::vector<const WorkerView*> workers = {};  // that it holds slots on, by name
+  // Slots by kind, on ready workers.
+  std::array<int64_t, v1::DeviceKind_ARRAYSIZE> slots = {};
+};
+
+// False of what holds slots for the scheduler itself, while a plan is made.
+inline bool IsJob(const JobId& holder) {
+  return !holder.value().empty() && holder.value().front() != '(';
+}
 
 // A slot and who holds it; empty: nobody.
 struct HeldSlot {
@@ -47,9 +92,17 @@ struct HeldSlot {
   JobId holder;
 };
 
-// Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers).
+// Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers). Workers
+// and holders keep their addresses until they are removed or replaced, so that neither is found by
+// its name again and again.
 class SlotIndex {
  public:
+  SlotIndex() = default;
+  SlotIndex(const SlotIndex& other);
+  SlotIndex& operator=(const SlotIndex& other);
+  SlotIndex(SlotIndex&& other) = default;
+  SlotIndex& operator=(SlotIndex&& other) = default;
+
   // All slots of one kind.
   struct Kind {
     int64_t total = 0;
@@ -57,9 +110,8 @@ class SlotIndex {
     // Workers by how many slots of this kind they have.
     std::map<int, int> workers_by_total;
     // Ready workers by how many free slots of this kind they have, without those that have none.
-    std::map<int, std::set<WorkerId>> workers_by_free;
-    std::map<JobId, int64_t> held;  // slots on ready workers, by the job that holds them
-    std::set<WorkerId> away;        // workers that are not ready
+    std::map<int, WorkerSet> workers_by_free;
+    WorkerSet away;  // workers that are not ready
     int64_t away_slots = 0;
     int64_t reserved = 0;  // on ready workers: would be free if they were not reserved
 
@@ -78,7 +130,7 @@ class SlotIndex {
       std::map<int, int> workers_by_total;  // as of Kind
       std::map<int, int> workers_by_free;
       // Ready workers that are in no domain below this one, by free slots.
-      std::map<int, std::set<WorkerId>> direct;
+      std::map<int, WorkerSet> direct;
 
       friend bool operator==(const Slots&, const Slots&) = default;
     };
@@ -100,6 +152,8 @@ class SlotIndex {
   // The same, the last first: undoes what was recorded in the order in which it was done.
   void SetHoldersBack(const std::vector<HeldSlot>& slots);
 
+  // Grows with every change but those of trials; never 0 once there is a worker.
+  uint64_t version() const { return version_; }
   bool empty() const { return workers_.empty(); }
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
   // Empty sums for a kind that no worker has.
@@ -112,18 +166,32 @@ class SlotIndex {
     return numbers_[static_cast<size_t>(level)];
   }
   // The workers on which the job holds slots.
-  const std::set<WorkerId>& WorkersOf(const JobId& job) const;
+  std::set<WorkerId> WorkersOf(const JobId& job) const;
+  // What the job holds; null: nothing.
+  const Holding* HolderOf(const JobId& job) const;
+  // Workers of a standing other than the best.
+  const WorkerSet& marked() const { return marked_; }
+  // By id. Some may hold nothing while a trial lasts.
+  const std::map<JobId, Holding>& holders() const { return holders_; }
 
   // Changes that hold for a while: all are taken back at once, when it is destroyed at the latest.
+  // Trials may be nested.
   class Trial {
    public:
-    explicit Trial(SlotIndex& index) : index_(index) {}
-    ~Trial() { Rollback(); }
+    explicit Trial(SlotIndex& index) : index_(index) { ++index_.trials_; }
+    // Inside another one.
+    explicit Trial(Trial& outer) : Trial(outer.index_) {}
+    ~Trial() {
+      Rollback();
+      if (--index_.trials_ == 0) index_.ForgetEmptied();
+    }
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
     // Takes up to `count` free slots of this kind on a worker, `group` at a time: each from the
     // fullest group of linked devices that has as many free, in device order. Returns the devices.
+    std::vector<std::string> Take(const WorkerView& worker, v1::DeviceKind kind, int count,
+                                  const JobId& job, int group = 1);
     std::vector<std::string> Take(const WorkerId& id, v1::DeviceKind kind, int count,
                                   const JobId& job, int group = 1);
     // Until Close() the slots that these reservations keep are as free as others.
@@ -131,11 +199,18 @@ class SlotIndex {
     void Close();
     // Frees every slot that the job holds.
     void Release(const JobId& job);
+    // Lets a holder have every free slot of this kind on a worker.
+    void TakeAll(const WorkerView& worker, v1::DeviceKind kind, const JobId& holder);
     void Rollback();
 
    private:
+    struct Changed {
+      WorkerView* worker;
+      SlotView* slot;
+      Holding* before;  // null: nobody
+    };
     SlotIndex& index_;
-    std::vector<HeldSlot> before_;  // who held what was changed
+    std::vector<Changed> changed_;
     struct Opened {
       WorkerId worker;
       std::string device;
@@ -144,31 +219,48 @@ class SlotIndex {
     std::vector<Opened> opened_;
   };
 
+  // Gives slots of ready workers to a holder, all those of a worker at once; empty: to none.
+  struct SlotRef {
+    const WorkerView* worker;
+    const SlotView* slot;
+  };
+  void SetHolder(const std::vector<SlotRef>& slots, const JobId& job);
+
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {
-    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && a.workers_of_ == b.workers_of_ &&
-           a.reserved_on_ == b.reserved_on_ && SameDomains(a, b);
+    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && SameHolders(a, b) &&
+           a.reserved_on_ == b.reserved_on_ && a.marked_ == b.marked_ && SameDomains(a, b);
   }
 
  private:
+  static bool SameHolders(const SlotIndex& a, const SlotIndex& b);
   static bool SameDomains(const SlotIndex& a, const SlotIndex& b);
   // The narrowest domain that has the worker, which is made when it is the first one there.
   int Enter(const WorkerView& worker);
   void Leave(int domain);
+  // Numbers the worker behind those before it by name.
+  void Order(std::map<WorkerId, WorkerView>::iterator worker);
+  // The holder with this id, which is made when there is none.
+  Holding& HolderFor(const JobId& job);
+  // It may hold nothing any more; then it is forgotten, once no trial may know it.
+  void Left(Holding& holder);
+  void ForgetEmptied();
   // Adds what a worker contributes to the sums, or takes it away.
-  void Count(const WorkerView& worker, int domain, int sign);
-  void CountInDomains(const WorkerView& worker, int domain, v1::DeviceKind kind, int total,
-                      int free, int sign);
+  void Count(WorkerView& worker, int sign);
+  void CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free, int sign);
   // Of a worker that may change in any way.
   template <typename Change>
   void Update(const WorkerId& id, Change change);
   // Of a worker whose slots change their holders, through Hold alone: what stays as it is is not
   // counted again.
   template <typename Change>
-  void Reassign(const WorkerId& id, Change change);
-  void Hold(WorkerView& worker, SlotView& slot, const JobId& job);
-  void MoveFree(const WorkerView& worker, int domain, v1::DeviceKind kind, int before, int now);
+  void Reassign(WorkerView& worker, Change change);
+  // Null: nobody.
+  void Hold(WorkerView& worker, SlotView& slot, Holding* holder);
+  void MoveFree(const WorkerView& worker, v1::DeviceKind kind, int before, int now);
   template <typename Iterator>
   void SetEach(Iterator begin, Iterator end);
+  // Workers and slots that others only look at are those of this index.
+  static WorkerView& Mutable(const WorkerView& worker) { return const_cast<WorkerView&>(worker); }
   static std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> Numbers() {
     std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> out;
     out[v1::TOPOLOGY_LEVEL_CLUSTER].emplace(DomainPath(), kCluster);
@@ -176,13 +268,16 @@ class SlotIndex {
   }
 
   std::map<WorkerId, WorkerView> workers_;
-  std::map<WorkerId, int> home_;  // by worker: the narrowest domain that has it
   std::vector<Domain> domains_ = std::vector<Domain>(1);  // the first is the cluster
   std::vector<int> unused_;                               // numbers of domains that are gone
   std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> numbers_ = Numbers();
   std::map<std::string, std::set<WorkerId>> reserved_on_;  // by reservation
   std::map<v1::DeviceKind, Kind> kinds_;                   // those that a worker has
-  std::map<JobId, std::set<WorkerId>> workers_of_;         // those that hold a slot
+  std::map<JobId, Holding> holders_;
+  std::vector<Holding*> emptied_;  // in trials: they held nothing for a while at least
+  int trials_ = 0;                 // that last
+  uint64_t version_ = 0;
+  WorkerSet marked_;
 };
 
 // Slots of one kind that new ranks can take; 0 on a worker that is not ready.

@@ -56,6 +56,7 @@ struct GangShape {
   PlacementRule placement;
   std::vector<std::string> reservations;
   std::string tenant = {};
+  bool recovers = false;  // it may take spares
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -89,9 +90,13 @@ struct WaitingJob {
   // the first: it waits only for so many. Empty: `ranks` alone.
   std::vector<int32_t> sizes = {};
   std::vector<AxisTraffic> traffic_of_largest = {};  // `traffic` with the last of `sizes`
+  // StateRow.recovering_ranks: with up to so many ranks it may take spares.
+  int32_t recovering = 0;
 
   QueueOrder order() const { return {priority, submit_sequence, deadline}; }
-  GangShape shape() const { return {device, ranks, group, placement, reservations}; }
+  GangShape shape() const {
+    return {device, ranks, group, placement, reservations, "", ranks <= recovering};
+  }
 };
 
 // An elastic job as one of so many ranks, one of its sizes: the data axis varies, and with it what

@@ -186,5 +186,22 @@ TEST(DeadlineText, SaysByHowMuchItIsMetOrMissed) {
   EXPECT_THAT(text(), HasSubstr("; if it runs for its whole time_limit, it ends 1h0m before it"));
 }
 
+TEST(WhyText, ASpareIsNoSlotOfANewJob) {
+  v1::WaitReason reason;
+  reason.set_code(v1::WAIT_CODE_SPARES);
+  reason.set_ranks(8);
+  reason.set_group(1);
+  reason.set_device(v1::DEVICE_KIND_CUDA);
+  reason.set_slots_free(4);
+  reason.set_slots_total(64);
+  reason.set_slots_spare(16);
+  EXPECT_EQ(
+      WhyText(reason),
+      "needs 8 cuda slots, 4 are free of 64; 16 more are kept free for jobs that recover from "
+      "a fault");
+  reason.set_code(v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(WhyText(reason), "needs 8 cuda slots, 4 are free of 64; 16 more are spares");
+}
+
 }  // namespace
 }  // namespace muster::cli

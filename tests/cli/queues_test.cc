@@ -65,5 +65,23 @@ TEST(QueueTable, QueueThatUsesNothing_HasDashes) {
                                               "0.000"));
 }
 
+TEST(SpareTable, NamesDomainsThatAreShort_AndThoseThatAreTooSmall) {
+  EXPECT_EQ(SpareTable({}), "");
+  v1::SpareStatus status;
+  status.set_level(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN);
+  status.set_device("cuda");
+  status.set_domains(12);
+  status.set_wanted(96);
+  status.set_free(80);
+  status.set_domains_short(2);
+  status.add_short_names("n3");
+  status.add_short_names("n7");
+  status.add_too_small("n9");
+  const std::string table = SpareTable({status});
+  EXPECT_THAT(table, ::testing::HasSubstr("nvlink domain"));
+  EXPECT_THAT(table, ::testing::HasSubstr("2: n3, n7"));
+  EXPECT_THAT(table, ::testing::HasSubstr("In n9 every cuda device is a spare"));
+}
+
 }  // namespace
 }  // namespace muster::cli

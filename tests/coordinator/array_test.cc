@@ -160,6 +160,29 @@ TEST_F(ArrayTest, Change_ActsOnAllTasks_AndCountsWhatItCouldNot) {
   EXPECT_EQ(Change(std::nullopt, "none").status.code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(ArrayTest, Explain_HasEachReasonOnce_AndWhatIsNext) {
+  Hello();  // two slots
+  SubmitArray(Tasks(8, 4));
+  Handle(ChangeJobEvent{CallId(3), "a-3", ChangeJobEvent::Change::kHold, "", {}});
+  const absl::StatusOr<Explained> explained = core_->Explain("a", now_);
+  ASSERT_OK(explained.status());
+  ASSERT_TRUE(explained->array.has_value());
+  const v1::ArrayOutlook& array = *explained->array;
+  EXPECT_EQ(array.array(), "a");
+  EXPECT_EQ(array.tasks(), 8);
+  EXPECT_EQ(array.running(), 2);
+  EXPECT_EQ(array.waiting(), 6);
+  std::map<v1::WaitCode, int> counts;
+  for (const v1::ArrayWait& wait : array.reasons()) counts[wait.reason().code()] += wait.tasks();
+  EXPECT_EQ(counts[v1::WAIT_CODE_ARRAY], 3);
+  EXPECT_EQ(counts[v1::WAIT_CODE_HELD], 1);
+  EXPECT_EQ(counts[v1::WAIT_CODE_SLOTS_TAKEN], 1);
+  EXPECT_EQ(array.reasons(0).first_task(), "a-5");
+  EXPECT_EQ(array.next_task(), "a-2");
+  EXPECT_EQ(array.next().code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_FALSE(core_->Explain("b", now_).ok());
+}
+
 TEST_F(ArrayTest, NameOfANewerJob_IsNotTheArrays) {
   SubmitArray(Tasks(1, 0, "job"));
   Change(std::nullopt, "job");

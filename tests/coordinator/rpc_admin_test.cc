@@ -63,6 +63,10 @@ TEST_F(AdminTest, Fleet_IsChangedAndReturned) {
   uncordon.add_workers("w");
   ASSERT_TRUE(admin_->Uncordon(Context().get(), uncordon, &response).ok());
   EXPECT_FALSE(response.workers(0).has_cordon());
+  v1::ForgiveRequest forgive;
+  forgive.add_workers("w");
+  ASSERT_TRUE(admin_->Forgive(Context().get(), forgive, &response).ok());
+  EXPECT_FALSE(response.workers(0).has_reputation());
   v1::ReserveRequest reserve;
   EXPECT_EQ(admin_->Reserve(Context().get(), reserve, &response).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);

@@ -70,7 +70,7 @@ class ScriptedCore : public Core {
   }
   // What the store has is all there is.
   OpenUsage Usage(absl::Time) override { return {.last_row = 1'000, .as_of_ms = 7'200'000}; }
-  std::vector<v1::QueueStatus> GetQueues(absl::Time) override { return {}; }
+  v1::GetQueuesResponse GetQueues(absl::Time) override { return {}; }
   const v1::QueuePolicy& queue_policy() const override { return policy_; }
   bool WouldDecide(absl::Time) override { return false; }
   std::vector<std::string> CheckInvariants(bool) const override { return {}; }

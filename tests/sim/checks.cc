@@ -75,7 +75,8 @@ void World::CheckAll() {
 // No queue uses more than it may.
 void World::CheckQueues() {
   if (!queues_applied_) return;
-  for (const v1::QueueStatus& queue : core_->GetQueues(CoreNow())) {
+  const v1::GetQueuesResponse queues = core_->GetQueues(CoreNow());
+  for (const v1::QueueStatus& queue : queues.queues()) {
     for (const v1::QueueUse& use : queue.uses()) {
       if (use.has_limit() && use.used() > use.limit()) {
         Violate(absl::StrCat("queue ", queue.name(), " uses ", use.used(), " ", use.device(),

@@ -51,6 +51,16 @@ void World::DefineQueues() {
       (*queue.mutable_tenant_limit())["cpu"] = static_cast<int64_t>(1 + rng_.Below(4));
     }
   }
+  // Some keep devices free for jobs that recover, and think badly of workers sooner or later.
+  Rng more(options_.seed * 15'485'863);
+  if (more.Chance(0.5)) {
+    v1::SparePolicy& spares = *policy_.add_spares();
+    spares.set_level(more.Chance(0.5) ? v1::TOPOLOGY_LEVEL_CLUSTER : v1::TOPOLOGY_LEVEL_RACK);
+    (*spares.mutable_devices())["cpu"] = 1;
+  }
+  policy_.mutable_reputation()->mutable_half_life()->set_seconds(
+      static_cast<int64_t>(60 + more.Below(600)));
+  policy_.mutable_reputation()->set_avoid_above(0.2 + 2 * more.Uniform());
   policy_.mutable_passed_over_max()->set_seconds(static_cast<int64_t>(rng_.Below(60)));
   policy_.mutable_turn_after()->set_seconds(static_cast<int64_t>(60 + rng_.Below(60)));
   policy_.mutable_half_life()->set_seconds(static_cast<int64_t>(60 + rng_.Below(600)));
@@ -126,6 +136,8 @@ void World::Submit(int number) {
         static_cast<int64_t>(elastic.Below(20)));
   }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
+  // Beside spares it may never fit.
+  submission.cancel |= !policy_.spares().empty();
   submission.poisoned = rng_.Chance(0.05);
   if (submission.poisoned) (*spec.mutable_labels())["poisoned"] = "yes";
   AddBounds(number, spec);
@@ -423,6 +435,9 @@ void World::DisturbFleet(Machine& machine, uint64_t kind) {
     v1::UncordonRequest request;
     request.add_workers(name);
     AskFleet(request);
+    v1::ForgiveRequest forgive;
+    forgive.add_workers(name);
+    AskFleet(forgive);
   });
 }
 

@@ -1,7 +1,8 @@
 // The scheduler alone against what docs/queues.md promises: random queues, clusters and jobs,
 // planned after every event for a simulated day. After every event limits hold to the device, for
-// queues and tenants; no job that was stopped could have been left alone; and no gang waits beyond
-// the bound.
+// queues and tenants; no job that was stopped could have been left alone; no gang waits beyond the
+// bound; spares go to jobs that recover alone; and workers that are avoided get ranks only where
+// nothing else holds the gang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "coordinator/scheduler/spares.h"
 #include "tests/sim/queue.h"
 
 namespace muster::coordinator {
@@ -33,13 +35,25 @@ constexpr absl::Duration kStopTakes = absl::Seconds(10);
 // What a day met, so that a test can require that it did.
 struct Met {
   int64_t started = 0, stopped = 0, at_tenant_limit = 0, overdue = 0;
+  int64_t faults = 0, on_spares = 0, waits_for_spares = 0, last_resort = 0, avoided_left = 0;
 };
 
 class Day {
  public:
   // `fair`: jobs of one priority in queues without quota, where the bound of waiting holds for all.
-  Day(uint64_t seed, bool fair) : rng_(seed), fair_(fair) {
+  // `faulty`: devices fail, some are spares, and workers get a bad record.
+  Day(uint64_t seed, bool fair, bool faulty = false) : rng_(seed), fair_(fair), faulty_(faulty) {
     v1::QueuePolicy policy;
+    if (faulty) {
+      v1::SparePolicy& cluster = *policy.add_spares();
+      cluster.set_level(v1::TOPOLOGY_LEVEL_CLUSTER);
+      (*cluster.mutable_devices())["cpu"] = static_cast<int64_t>(1 + rng_.Below(4));
+      if (rng_.Chance(0.5)) {
+        v1::SparePolicy& rack = *policy.add_spares();
+        rack.set_level(v1::TOPOLOGY_LEVEL_RACK);
+        (*rack.mutable_devices())["cpu"] = static_cast<int64_t>(1 + rng_.Below(2));
+      }
+    }
     const int count = 2 + static_cast<int>(rng_.Below(3));
     for (int i = 0; i < count; ++i) {
       v1::QueueSpec& queue = *policy.add_queues();
@@ -94,6 +108,11 @@ class Day {
     met.stopped += met_.stopped;
     met.at_tenant_limit += met_.at_tenant_limit;
     met.overdue += met_.overdue;
+    met.faults += met_.faults;
+    met.on_spares += met_.on_spares;
+    met.waits_for_spares += met_.waits_for_spares;
+    met.last_resort += met_.last_resort;
+    met.avoided_left += met_.avoided_left;
     return broken_;
   }
 
@@ -124,18 +143,37 @@ class Day {
   }
 
   void Decide() {
+    spares_.clear();
+    {
+      SlotIndex::Trial trial(slots_);
+      HoldSpares(trial, tree_);
+      if (const Holding* spares = slots_.HolderOf(SpareHolder()); spares != nullptr) {
+        for (const WorkerView* worker : spares->workers) {
+          for (const SlotView& slot : worker->slots) {
+            if (slot.holder == spares) spares_.insert({worker->id, slot.device});
+          }
+        }
+      }
+    }
     const Schedule plan =
         Plan({slots_, running_, kept_, tree_, use_, history_}, queue_, SchedulePolicy(), now());
     for (const Explanation& explanation : plan.explanations) {
       const v1::WaitCode code = explanation.reason().code();
       if (code == v1::WAIT_CODE_TENANT_LIMIT) ++met_.at_tenant_limit;
+      if (code == v1::WAIT_CODE_SPARES) ++met_.waits_for_spares;
     }
     for (const Decision& decision : plan.decisions) {
+      const int64_t missing = SpareDevices(slots_, tree_).missing;
       if (const auto* start = std::get_if<Start>(&decision)) {
+        // Others may have a reservation on what it could take instead.
+        if (plan.again_at == absl::InfiniteFuture()) CheckLastResort(*start);
+        const WaitingJob job = *queue_.Find(start->job);
         Begin(*start);
+        CheckSpares(job, missing);
       } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
         CheckNeeded(*preempt);
         Stop(*preempt);
+        CheckSpares(*queue_.Find(preempt->job), missing);
       } else if (const auto* give_up = std::get_if<GiveUpKept>(&decision)) {
         Drop(give_up->job);
       }
@@ -167,18 +205,63 @@ class Day {
     running.tenant = job.tenant;
     running_.Put(job.id, running);
     Use(running, 1);
+    if (faulty_ && rng_.Chance(0.3)) {
+      time_.After(rng_.Uniform() * job.runtime, [this, id = job.id, at = running.started_at] {
+        const RunningJob* fails = running_.Find(id);
+        if (fails != nullptr && !fails->stopping && fails->started_at == at) Fail(id);
+      });
+    }
     if (start.in_turn) history_.TookTurn(job.queue, now());
     for (const v1::Placement& placement : start.placements) {
       slots_.SetHolder(WorkerId(placement.worker()), placement.device(), job.id);
     }
     queue_.Remove(job.id);
     first_since_.erase(job.queue);
-    waited_.insert_or_assign(job.id, job);
+    waited_.insert_or_assign(job.id, job).first->second.recovering = 0;
     ++met_.started;
     time_.At(running.ends_at, [this, id = job.id, at = running.started_at] {
       const RunningJob* ends = running_.Find(id);
       if (ends != nullptr && !ends->stopping && ends->started_at == at) End(id);
     });
+  }
+  // One of its workers is the reason; it goes on elsewhere.
+  void Fail(const JobId& id) {
+    ++met_.faults;
+    WaitingJob job = waited_.at(id);
+    job.recovering = running_.Find(id)->ranks;
+    job.runtime = std::max(absl::Minutes(1), running_.Find(id)->ends_at - now());
+    job.queued_at = now();
+    const std::set<WorkerId> workers = slots_.WorkersOf(id);
+    auto culprit = workers.begin();
+    std::advance(culprit, rng_.Below(workers.size()));
+    End(id);
+    SetStanding(*culprit, slots_.Find(*culprit)->standing == v1::WORKER_STANDING_UNSPECIFIED
+                              ? v1::WORKER_STANDING_SUSPECT
+                              : v1::WORKER_STANDING_AVOIDED);
+    // Its device is repaired later.
+    const SlotView& broken =
+        slots_.Find(*culprit)->slots[rng_.Below(slots_.Find(*culprit)->slots.size())];
+    if (broken.usable && !broken.held()) SetUsable(*culprit, broken.device, false);
+    time_.After(absl::Hours(2 * rng_.Uniform()), [this, worker = *culprit] {
+      for (const SlotView& slot : std::vector<SlotView>(slots_.Find(worker)->slots)) {
+        if (!slot.usable) SetUsable(worker, slot.device, true);
+      }
+      SetStanding(worker, v1::WORKER_STANDING_UNSPECIFIED);
+      Due();
+    });
+    queue_.Add(std::move(job));
+  }
+  void SetStanding(const WorkerId& id, v1::WorkerStanding standing) {
+    WorkerView worker = *slots_.Find(id);
+    worker.standing = standing;
+    slots_.Put(std::move(worker));
+  }
+  void SetUsable(const WorkerId& id, const std::string& device, bool usable) {
+    WorkerView worker = *slots_.Find(id);
+    for (SlotView& slot : worker.slots) {
+      if (slot.device == device) slot.usable = usable;
+    }
+    slots_.Put(std::move(worker));
   }
   void End(const JobId& id) {
     Use(*running_.Find(id), -1);
@@ -240,6 +323,53 @@ class Day {
     if (broken_.empty()) broken_ = absl::StrCat(absl::FormatTime(now()), ": ", what);
   }
 
+  // Only a job that recovers leaves fewer spares than there were, and has no more ranks than
+  // before.
+  void CheckSpares(const WaitingJob& job, int64_t missing) {
+    const int64_t more = SpareDevices(slots_, tree_).missing - missing;
+    if (more <= 0) return;
+    ++met_.on_spares;
+    if (job.ranks > job.recovering) {
+      Break(absl::StrCat(job.id.value(), " takes ", more, " spares and does not recover"));
+    }
+  }
+  void HoldThese(SlotIndex& slots, const std::set<Slot>& spares) {
+    for (const Slot& spare : spares) {
+      for (const SlotView& slot : slots.Find(spare.worker)->slots) {
+        if (slot.device != spare.device || !slot.free()) continue;
+        slots.SetHolder(spare.worker, spare.device, SpareHolder());
+        break;
+      }
+    }
+  }
+  // Without one of the avoided workers that it takes, the gang does not fit on the others of these
+  // and those that are not avoided.
+  void CheckLastResort(const Start& start) {
+    const WaitingJob& job = *queue_.Find(start.job);
+    std::set<WorkerId> avoided;
+    for (const v1::Placement& placement : start.placements) {
+      const WorkerId id(placement.worker());
+      if (slots_.Find(id)->standing == v1::WORKER_STANDING_AVOIDED) avoided.insert(id);
+    }
+    met_.last_resort += avoided.empty() ? 0 : 1;
+    met_.avoided_left += avoided.empty() ? static_cast<int64_t>(slots_.marked().size()) : 0;
+    for (const WorkerId& id : avoided) {
+      SlotIndex slots = slots_;
+      Free(slots, job.id);
+      HoldThese(slots, spares_);
+      SlotIndex::Trial trial(slots);
+      HoldSpares(trial, tree_);  // what the plan has given up since
+      for (const WorkerView* worker : slots.marked()) {
+        const bool others = worker->standing == v1::WORKER_STANDING_AVOIDED &&
+                            (worker->id == id || !avoided.contains(worker->id));
+        if (others) trial.TakeAll(*worker, job.device, JobId("(hidden)"));
+      }
+      if (PlaceGang(trial, job).has_value()) {
+        Break(absl::StrCat(job.id.value(), " takes ", id.value(), ", which it could avoid"));
+      }
+    }
+  }
+
   // Counts anew what jobs hold.
   void CheckLimits() {
     for (size_t of = 0; of < tree_.queues().size(); ++of) {
@@ -281,6 +411,11 @@ class Day {
     const WaitingJob& job = *queue_.Find(preempt.job);
     for (const JobId& spared : preempt.eviction.stopped) {
       SlotIndex slots = slots_;
+      SlotIndex::Trial spares(slots);
+      if (job.recovering < job.ranks) {
+        HoldThese(slots, spares_);
+        HoldSpares(spares, tree_);  // what the plan has given up since
+      }
       QueueUse use = use_;
       KeptSlots kept = kept_;
       std::set<JobId> gone(preempt.eviction.stopped.begin(), preempt.eviction.stopped.end());
@@ -343,7 +478,7 @@ class Day {
   }
 
   Rng rng_;
-  const bool fair_;
+  const bool fair_, faulty_;
   sim::Queue time_;
   std::vector<std::string> leaves_;
   int total_ = 0;
@@ -353,6 +488,7 @@ class Day {
   SlotIndex slots_;
   RunningJobs running_;
   KeptSlots kept_;
+  std::set<Slot> spares_;  // before the newest plan
   WaitingQueue queue_;
   std::map<JobId, WaitingJob> waited_;  // as they were before they started
   std::map<std::string, std::pair<JobId, absl::Time>> first_since_;  // by queue
@@ -375,6 +511,20 @@ TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   EXPECT_GT(met.started, 80 * days);
   EXPECT_GT(met.stopped, 8 * days);
   EXPECT_GT(met.at_tenant_limit, 8 * days);
+}
+
+TEST(ScheduledDay, WithFaults_SparesAreForJobsThatRecoverAndAvoidedWorkersTheLastResort) {
+  Met met;
+  const int64_t days = DaysOf(40);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/true).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.started, 40 * days);
+  EXPECT_GT(met.faults, 10 * days);
+  EXPECT_GT(met.on_spares, days);
+  EXPECT_GT(met.waits_for_spares, days);
+  EXPECT_GT(met.last_resort, days);
+  EXPECT_GT(met.avoided_left, days);
 }
 
 TEST(ScheduledDay, WithUnequalShares_NoGangWaitsBeyondTheBound) {
