@@ -147,6 +147,9 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
   TellWorkers(job, turn);
   turn.DesiredChanged(WorkerId(worker));
   turn.Reschedule();
+  StopReason of_worker = reason;
+  of_worker.worker = worker;
+  NoteFaults(job, of_worker, turn);
   return true;
 }
 
