@@ -16,7 +16,7 @@ namespace {
 constexpr char kClusterRecord[] = "cluster";
 constexpr char kIdentityRecord[] = "identity";
 // 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands.
-constexpr uint32_t kProtocolVersion = 2;
+constexpr uint32_t kProtocolVersion = 3;
 
 }  // namespace
 
