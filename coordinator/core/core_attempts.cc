@@ -11,6 +11,7 @@
 #include "coordinator/core/schema.h"
 #include "coordinator/scheduler/placement.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -114,7 +115,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
     placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
                                                                     : row.address());
     placement.set_host(row.host());
-    workers_.Hold(placement, job.id(), job.epoch());
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
@@ -148,6 +149,16 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
          {v1::CAUSE_LAUNCH,
           absl::StrCat("the daemon of worker ", (*older)->row.name(), " is of version ",
                        (*older)->row.version(), ", which cannot run commands; upgrade it")},
+         turn);
+  }
+  const auto alone = std::find_if(entries.begin(), entries.end(),
+                                  [](const auto* worker) { return !worker->shares_devices; });
+  if (job.up() && spec::ShareOf(job.spec()) < kWholeDevice && alone != entries.end()) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", (*alone)->row.name(), " is of version ",
+                       (*alone)->row.version(),
+                       ", which cannot share devices (resources.share); upgrade it")},
          turn);
   }
 }

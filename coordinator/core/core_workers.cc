@@ -159,6 +159,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   worker.kept = false;
   worker.takes_spec_once = hello.protocol_version() >= 1;
   worker.runs_commands = hello.protocol_version() >= 2;
+  worker.shares_devices = hello.protocol_version() >= 3;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());

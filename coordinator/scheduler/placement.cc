@@ -34,7 +34,7 @@ struct Granule {
 
 // What a job asks of the topology.
 struct Demand {
-  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  SlotsFor slots;
   int64_t ranks = 0;
   std::vector<Granule> granules;  // each size is a multiple of the one before
   int start = kHostDepth;         // the narrowest domains that are looked at
@@ -50,11 +50,13 @@ int64_t WholeGranules(const Demand& demand, int64_t slots, int depth, int parent
   return slots;
 }
 
-const std::map<int, int>& Workers(const SlotIndex::Domain& domain, v1::DeviceKind kind, bool ever) {
+const std::map<int, int>& Workers(const SlotIndex& index, int number, const SlotsFor& slots,
+                                  bool ever) {
   static const auto* const none = new std::map<int, int>();
-  const auto slots = domain.slots.find(kind);
-  if (slots == domain.slots.end()) return *none;
-  return ever ? slots->second.workers_by_total : slots->second.workers_by_free;
+  if (!ever) return index.RoomIn(number, slots).workers_by_free;
+  const SlotIndex::Domain& domain = index.domain(number);
+  const auto of = domain.slots.find(slots.kind);
+  return of == domain.slots.end() ? *none : of->second.workers_by_total;
 }
 
 // How many ranks a domain holds with its free slots, or with all of them.
@@ -67,16 +69,16 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
       });
   int64_t sum = 0;
   if (!cut_inside) {
-    for (const auto& [slots, workers] : Workers(domain, demand.device, ever)) {
+    for (const auto& [slots, workers] : Workers(index, number, demand.slots, ever)) {
       sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
     }
     return sum;
   }
-  std::map<int, int> direct = Workers(domain, demand.device, ever);
+  std::map<int, int> direct = Workers(index, number, demand.slots, ever);
   for (const int child : domain.children) {
     sum += WholeGranules(demand, HoldIn(index, child, demand, ever),
                          Depth(index.domain(child).level), depth);
-    for (const auto& [slots, workers] : Workers(index.domain(child), demand.device, ever)) {
+    for (const auto& [slots, workers] : Workers(index, child, demand.slots, ever)) {
       direct[slots] -= workers;
     }
   }
@@ -89,14 +91,14 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
 // `strict`: with what the job prefers as if it required it.
 Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
   Demand demand;
-  demand.device = job.device;
+  demand.slots = SlotsWantedBy(job);
   demand.ranks = job.ranks;
   const SlotIndex::Kind& slots = index.Of(job.device);
   Granule unit{kHostDepth, UnitOf(job, slots)};
   if (unit.size == 1 && job.group > 1 && job.ranks % job.group == 0) {
     for (const auto& [path, number] : index.domains_of(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN)) {
       int64_t total = 0;
-      for (const auto& [size, workers] : Workers(index.domain(number), job.device, /*ever=*/true)) {
+      for (const auto& [size, workers] : Workers(index, number, demand.slots, /*ever=*/true)) {
         total += int64_t{size} * workers;
       }
       if (total >= job.group) unit = {Depth(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN), job.group};
@@ -129,8 +131,8 @@ struct Container {
 // The domains of one level that hold the gang, fullest first.
 std::vector<Container> ContainersAt(const SlotIndex& index, const Demand& demand, int depth) {
   std::vector<Container> out;
-  const SlotIndex::Kind& slots = index.Of(demand.device);
   if (depth == kHostDepth) {
+    const SlotIndex::Room& slots = index.RoomOf(demand.slots);
     const auto fullest = slots.workers_by_free.lower_bound(static_cast<int>(demand.ranks));
     if (demand.granules.front().depth == kHostDepth && fullest != slots.workers_by_free.end()) {
       out.push_back({-1, *fullest->second.begin(), fullest->first});
@@ -211,20 +213,18 @@ class Tree {
               [](const auto& a, const auto& b) { return *a.first < *b.first; });
     int64_t sum = 0;
     for (const auto& [path, child] : children) {
-      if (Workers(index_.domain(child), demand_.device, /*ever=*/false).empty()) continue;
+      if (Workers(index_, child, demand_.slots, /*ever=*/false).empty()) continue;
       const int added = Add(child, node);
       sum += (*this)[added].hold;
       (*this)[node].children.push_back(added);
     }
-    if (const auto slots = domain.slots.find(demand_.device); slots != domain.slots.end()) {
-      for (const auto& [free, workers] : slots->second.direct) {
-        const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
-        if (hold == 0) continue;
-        for (const WorkerId& id : workers) {
-          (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
-          nodes_.push_back({kHostDepth, node, hold, {}, &id, &index_.Find(id)->path});
-          sum += hold;
-        }
+    for (const auto& [free, workers] : index_.RoomIn(number, demand_.slots).direct) {
+      const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
+      if (hold == 0) continue;
+      for (const WorkerId& id : workers) {
+        (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
+        nodes_.push_back({kHostDepth, node, hold, {}, &id, &index_.Find(id)->path});
+        sum += hold;
       }
     }
     (*this)[node].hold =
@@ -654,8 +654,41 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
   std::vector<WorkerId> workers = ChooseWorkers(index, job, strict, layout, spread);
   if (workers.empty() && spread >= 0) workers = ChooseWorkers(index, job, strict, layout, -1);
   if (workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED && rule.segment > 0) {
-    workers = ChooseWorkers(index, job, DemandOf(job, index, /*strict=*/false), layout, -1);
+    Demand demand = DemandOf(job, index, /*strict=*/false);
+    demand.slots = strict.slots;
+    workers = ChooseWorkers(index, job, demand, layout, -1);
   }
+  return workers;
+}
+
+v1::TopologyLevel LevelOf(const SlotIndex& index, const std::vector<WorkerId>& workers) {
+  v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_HOST;  // narrow levels have small numbers
+  const DomainPath& first = index.Find(workers[0])->path;
+  for (const WorkerId& id : workers) {
+    if (id != workers[0]) level = std::max(level, CommonLevel(first, index.Find(id)->path));
+  }
+  return level;
+}
+
+// The same as ChooseWorkers, on devices that other jobs share already: for one rank the one with
+// the least room, for a gang those that are as close together as if it took other devices too. Then
+// `demand` asks for these devices alone. Empty: there are none.
+std::vector<WorkerId> ChooseShared(const SlotIndex& index, const WaitingJob& job, Demand& demand,
+                                   LazyLayout& layout) {
+  if (job.ranks == 1) {
+    const auto& by_room = index.Of(job.device).workers_by_room;
+    const auto least = by_room.lower_bound(job.share);
+    if (least == by_room.end()) return {};
+    return {*least->second.begin()};
+  }
+  Demand shared = demand;
+  shared.slots.shared = true;
+  if (index.RoomOf(shared.slots).free < job.ranks) return {};
+  std::vector<WorkerId> workers = ChooseWorkers(index, job, shared, layout);
+  if (workers.empty()) return {};
+  const std::vector<WorkerId> others = ChooseWorkers(index, job, demand, layout);
+  if (LevelOf(index, workers) > LevelOf(index, others)) return others;
+  demand = std::move(shared);
   return workers;
 }
 
@@ -667,7 +700,12 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortag
   for (const auto& [id, worker] : index.workers()) {
     if (!worker.ready || worker.path.names[depth] != shortage.domain) continue;
     for (const SlotView& slot : worker.slots) {
-      if (slot.held() && slot.kind == job.device) ++held[slot.held_by];
+      if (slot.kind != job.device || !slot.held()) continue;
+      for (const DevicePart& part : slot.Holders()) {
+        SlotView without = slot;
+        without.SetShare(part.job, 0);
+        if (without.room() >= job.share) ++held[part.job];
+      }
     }
   }
   for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
@@ -688,10 +726,11 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortag
 bool Holds(const SlotIndex& index, const Demand& demand, bool ever) {
   for (int depth = kHostDepth; depth >= std::max(kClusterDepth, demand.limit); --depth) {
     if (depth == kHostDepth) {
-      const SlotIndex::Kind& slots = index.Of(demand.device);
-      const int most =
-          ever ? (slots.workers_by_total.empty() ? 0 : slots.workers_by_total.rbegin()->first)
-               : (slots.workers_by_free.empty() ? 0 : slots.workers_by_free.rbegin()->first);
+      const auto last = [](const auto& by_slots) {
+        return by_slots.empty() ? 0 : by_slots.rbegin()->first;
+      };
+      const int most = ever ? last(index.Of(demand.slots.kind).workers_by_total)
+                            : last(index.RoomOf(demand.slots).workers_by_free);
       if (demand.granules.front().depth == kHostDepth && most >= demand.ranks) return true;
       continue;
     }
@@ -727,12 +766,15 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
   const SlotIndex& index = trial.index();
   if (!job.reservations.empty()) trial.Open(job.reservations);
   std::vector<WorkerId> workers;
-  const Demand demand = DemandOf(job, index, /*strict=*/true);
+  Demand demand = DemandOf(job, index, /*strict=*/true);
   const int unit =
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
   // Where groups cannot be kept whole, ranks take slots in the order of their numbers.
   LazyLayout layout(job, /*by_group=*/demand.unit() > 1);
-  if (index.Of(job.device).free >= job.ranks) workers = ChooseWorkers(index, job, demand, layout);
+  if (index.RoomOf(demand.slots).free >= job.ranks) {
+    if (job.share < kWholeDevice) workers = ChooseShared(index, job, demand, layout);
+    if (workers.empty()) workers = ChooseWorkers(index, job, demand, layout);
+  }
   std::optional<std::vector<v1::Placement>> placements;
   if (!workers.empty()) {
     CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
@@ -743,7 +785,7 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
     }
     for (const auto& [id, here] : ranks) {
       std::vector<std::string> devices =
-          trial.Take(id, job.device, static_cast<int>(here.size()), job.id, unit);
+          trial.Take(id, demand.slots, static_cast<int>(here.size()), job.id, unit);
       CHECK_EQ(devices.size(), here.size()) << job.id << " on " << id;
       for (size_t i = 0; i < here.size(); ++i) {
         v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
@@ -837,11 +879,12 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
   inside.granules.resize(1);
   if (depth == kHostDepth) {
     const SlotIndex::Kind& slots = index.Of(job.device);
+    const auto& by_free = index.RoomOf(demand.slots).workers_by_free;
     if (ever && !slots.workers_by_total.empty()) {
       shortage.slots = slots.workers_by_total.rbegin()->first;
-    } else if (!ever && !slots.workers_by_free.empty()) {
-      shortage.slots = slots.workers_by_free.rbegin()->first;
-      shortage.domain = slots.workers_by_free.rbegin()->second.begin()->value();
+    } else if (!ever && !by_free.empty()) {
+      shortage.slots = by_free.rbegin()->first;
+      shortage.domain = by_free.rbegin()->second.begin()->value();
     }
     shortage.slots -= shortage.slots % demand.unit();
   } else {

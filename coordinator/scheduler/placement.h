@@ -20,6 +20,9 @@ int64_t GroupsIn(const SlotIndex::Kind& slots, int group);
 // How many slots of one worker a job takes at a time: a tensor group, unless no worker is as large.
 int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots);
 
+// The slots that ranks of the job can get.
+inline SlotsFor SlotsWantedBy(const WaitingJob& job) { return {job.device, job.share}; }
+
 // Whether the job would fit if every slot were free, within the domains that it requires.
 bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 
@@ -37,6 +40,10 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 // domains and workers as possible, always the least free one with which the gang still fits (best
 // fit, so that what is left over stays together), or the freest; by the blocks of the mesh; and, of
 // small gangs, what exchanges of groups improve.
+//
+// Of a job that shares its devices each rank takes one with room for it: a single rank the one of
+// those that other jobs share already on which the least is left over; a gang such devices alone,
+// where they are as close together as others would be.
 //
 // Returns where ranks 0 to ranks - 1 are placed, in this order. O(domains x different numbers of
 // free slots + workers of the domain + ranks x axes) for each way that is tried.

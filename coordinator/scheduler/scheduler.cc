@@ -13,7 +13,8 @@
 namespace muster::coordinator {
 namespace {
 
-constexpr int kWorkersNamedMax = 8;  // in one explanation
+constexpr int kWorkersNamedMax = 8;   // in one explanation
+constexpr size_t kEndsTriedMax = 64;  // jobs whose ends are tried for one explanation
 
 // Holds, while a plan is made, the free slots on which jobs that do not fit will start.
 const JobId& Reserved() {
@@ -29,6 +30,7 @@ v1::WaitReason ReasonOf(const WaitingJob& job, v1::WaitCode code) {
   reason.set_ranks(job.ranks);
   reason.set_device(job.device);
   reason.set_group(job.group);
+  if (job.share < kWholeDevice) reason.set_share(static_cast<double>(job.share) / kWholeDevice);
   return reason;
 }
 
@@ -41,6 +43,16 @@ struct Scope {
   // When jobs are expected to end; null: RunningJobs::by_end().
   const std::set<std::pair<absl::Time, JobId>>* ends = nullptr;
 };
+
+// Null when there is no such slot.
+const SlotView* FindSlot(const SlotIndex& index, const Slot& slot) {
+  const WorkerView* worker = index.Find(slot.worker);
+  if (worker == nullptr) return nullptr;
+  for (const SlotView& view : worker->slots) {
+    if (view.device == slot.device) return &view;
+  }
+  return nullptr;
+}
 
 // What a plan tries on the index of slots; all is as before when it is destroyed.
 struct Attempted {
@@ -57,6 +69,13 @@ struct Attempted {
     given.push_back({slot.worker, slot.device, before});
     index.SetHolder(slot.worker, slot.device, holder);
   }
+  // The job takes so many thousandths of a slot; 0: nothing.
+  void Share(const Slot& slot, const JobId& job, int32_t share) {
+    const SlotView* view = FindSlot(index, slot);
+    if (view == nullptr) return;
+    given.push_back({slot.worker, slot.device, JobId(), DevicePart{job, view->ShareOf(job)}});
+    index.SetShare(slot.worker, slot.device, job, share);
+  }
 
   SlotIndex& index;
   SlotIndex::Trial trial;
@@ -68,20 +87,10 @@ std::vector<Slot> SlotsOf(const SlotIndex& index, const JobId& job) {
   std::vector<Slot> slots;
   for (const WorkerId& id : index.WorkersOf(job)) {
     for (const SlotView& slot : index.Find(id)->slots) {
-      if (slot.held_by == job) slots.push_back({id, slot.device});
+      if (slot.ShareOf(job) > 0) slots.push_back({id, slot.device});
     }
   }
   return slots;
-}
-
-// Null when there is no such slot.
-const SlotView* FindSlot(const SlotIndex& index, const Slot& slot) {
-  const WorkerView* worker = index.Find(slot.worker);
-  if (worker == nullptr) return nullptr;
-  for (const SlotView& view : worker->slots) {
-    if (view.device == slot.device) return &view;
-  }
-  return nullptr;
 }
 
 class Planner {
@@ -101,7 +110,7 @@ class Planner {
         use_(cluster.use) {
     for (const auto& [id, kept] : kept_) {
       use_.Count(tree_, tree_.Find(kept.queue), kept.device,
-                 static_cast<int64_t>(kept.slots.size()), kept.tenant, 1);
+                 static_cast<int64_t>(kept.slots.size()), kept.tenant, 1, kept.share);
     }
     for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
       shares_.push_back(ShareOf(cluster_, use_, static_cast<int>(queue), now_));
@@ -284,12 +293,14 @@ class Planner {
   // With the job the queue uses more than is guaranteed to it.
   bool Borrows(int queue, const WaitingJob& job) const {
     const size_t kind = static_cast<size_t>(job.device);
-    return use_.at(queue).devices[kind] + job.ranks > tree_.at(queue).guaranteed[kind];
+    return use_.at(queue).thousandths[kind] + int64_t{job.ranks} * job.share >
+           tree_.at(queue).guaranteed[kind] * kWholeDevice;
   }
 
-  void Count(int queue, v1::DeviceKind device, int64_t ranks, const std::string& tenant, int sign) {
+  void Count(int queue, v1::DeviceKind device, int64_t ranks, const std::string& tenant, int sign,
+             int32_t share = kWholeDevice) {
     if (queue == QueueTree::kNone) return;
-    use_.Count(tree_, queue, device, ranks, tenant, sign);
+    use_.Count(tree_, queue, device, ranks, tenant, sign, share);
     for (const int above : tree_.Path(queue)) {
       shares_[static_cast<size_t>(above)] = ShareOf(cluster_, use_, above, now_);
     }
@@ -301,7 +312,7 @@ class Planner {
     if (!line.reserved) return true;
     if (reserved_held_ > 0) return false;
     for (const Cursor& cursor : line.heads) {
-      if (index_.Of(cursor.next->second.device).free > 0) return false;
+      if (index_.RoomOf(SlotsWantedBy(cursor.next->second)).free > 0) return false;
     }
     return true;
   }
@@ -334,10 +345,11 @@ class Planner {
       const int queue = tree_.Find(job->queue);
       const bool limited =
           queue != QueueTree::kNone &&
-          FindLimit(tree_, use_, queue, job->device, sized.ranks, job->tenant).has_value();
+          FindLimit(tree_, use_, queue, job->device, sized.ranks, job->tenant, job->share)
+              .has_value();
       auto placements = limited ? std::nullopt : TryPlace(sized);
       Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()),
-            kept.tenant, 1);
+            kept.tenant, 1, kept.share);
       if (placements.has_value()) {
         settled_.insert(job->id);
         Uncount(kept);
@@ -360,14 +372,17 @@ class Planner {
     // One that stops to be resized holds the slots on which it runs until it has ended, and those
     // that are kept for it look the same in the index.
     if (!running_.Contains(job)) {
-      for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+      for (const Slot& slot : SlotsOf(index_, job)) {
+        FindSlot(index_, slot)->held_by == job ? attempted_.Give(slot, job, JobId())
+                                               : attempted_.Share(slot, job, 0);
+      }
     }
     Uncount(kept_.find(job)->second);
     kept_.erase(job);
   }
   void Uncount(const Kept& kept) {
     Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()), kept.tenant,
-          -1);
+          -1, kept.share);
   }
 
   // The slots that are kept for the job count as free.
@@ -378,7 +393,10 @@ class Planner {
     auto placements = PlaceGang(trial_, job);
     if (!placements.has_value()) {
       std::vector<HeldSlot> back;
-      for (const Slot& slot : own) back.push_back({slot.worker, slot.device, job.id});
+      for (const Slot& slot : own) {
+        back.push_back({slot.worker, slot.device, job.id});
+        if (job.share < kWholeDevice) back.back().part = DevicePart{job.id, job.share};
+      }
       attempted_.index.SetHolders(back);
     }
     return placements;
@@ -409,13 +427,25 @@ class Planner {
   void Keep(const WaitingJob& job, const std::vector<Slot>& slots) {
     Changed();
     Kept& kept = kept_[job.id];
-    kept = {job.queue, job.priority, job.device, job.tenant, {}};
+    kept = {job.queue, job.priority, job.device, job.tenant, {}, job.share};
     for (const Slot& slot : slots) {
       kept.slots.insert(slot);
       const SlotView* view = FindSlot(index_, slot);
-      if (view != nullptr && !view->held()) attempted_.Give(slot, JobId(), job.id);
+      if (view == nullptr) continue;
+      if (view->KeepsAtOnce(job.share)) {
+        attempted_.Share(slot, job.id, job.share);
+      } else if (!view->held()) {
+        attempted_.Give(slot, JobId(), job.id);
+      }
     }
-    Count(tree_.Find(job.queue), job.device, static_cast<int64_t>(slots.size()), job.tenant, 1);
+    Count(tree_.Find(job.queue), job.device, static_cast<int64_t>(slots.size()), job.tenant, 1,
+          job.share);
+  }
+
+  // Its attempt is being ended, or will be by this plan.
+  bool IsStopping(const JobId& job) const {
+    const RunningJob* running = running_.Find(job);
+    return running != nullptr && (running->stopping || stopped_.contains(job));
   }
 
   // ---- elastic jobs that run
@@ -513,7 +543,7 @@ class Planner {
       return ExplainBehind(job, line);
     }
     const std::optional<QueueLimit> limit =
-        FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant);
+        FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant, job.share);
     bool passes_over = false;  // it fits, but would delay a job in front
     if (!limit.has_value()) {
       if (StartsLarger(job, line)) return;
@@ -564,10 +594,11 @@ class Planner {
       return ReasonOf(job, v1::WAIT_CODE_NO_QUEUE);
     }
     const size_t kind = static_cast<size_t>(job.device);
+    const int64_t thousandths = int64_t{job.ranks} * job.share;
     for (const int above : tree_.Path(queue)) {
       const QueueTree::Queue& limits = tree_.at(above);
       for (const auto& most : {limits.limit[kind], limits.tenant_limit[kind]}) {
-        if (!most.has_value() || job.ranks <= *most) continue;
+        if (!most.has_value() || thousandths <= *most * kWholeDevice) continue;
         v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_QUOTA_TOO_SMALL);
         reason.set_limiting_queue(limits.name);
         reason.set_limit(*most);
@@ -590,9 +621,10 @@ class Planner {
     reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
     for (const Slot& slot : slots) {
-      const auto [known, first] = reserved_.try_emplace(slot, ReservedSlot{at, nullptr});
+      const auto [known, first] = reserved_.try_emplace(slot, ReservedSlot{at, nullptr, 0});
       if (first) known->second.view = FindSlot(index_, slot);
       known->second.until = std::min(known->second.until, at);
+      known->second.share = std::min(kWholeDevice, known->second.share + job.share);
     }
     Changed();
   }
@@ -618,10 +650,10 @@ class Planner {
       const bool mine = end == ends.end() || (ours != started_ends_.end() && *ours < *end);
       const auto& [at, id] = mine ? *ours++ : *end++;
       if (at + kOverrunMax < now_) continue;
-      const int64_t before = index_.Of(job.device).free;
+      const int64_t before = FreeFor(job);
       trial.Release(id);
-      const bool more = index_.Of(job.device).free > before || !job.reservations.empty();
-      if (index_.Of(job.device).free < job.ranks && job.reservations.empty()) continue;
+      const bool more = FreeFor(job) > before || !job.reservations.empty();
+      if (FreeFor(job) < job.ranks && job.reservations.empty()) continue;
       if (more && placed()) return std::max(now_, at);
     }
     return absl::InfiniteFuture();
@@ -638,12 +670,21 @@ class Planner {
       const SlotView* view = reserved.view;
       if (view == nullptr) continue;
       const bool hold = reserved.until <= level;
-      if (hold ? view->held() : view->held_by != Reserved()) continue;
+      if (view->ShareOf(Reserved()) == (hold ? reserved.share : 0)) continue;
+      // Where it is not free as far as it is reserved, what is left of it is not to be taken
+      // either.
+      if (hold && view->room() == 0) continue;
       changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
+      if (reserved.share < kWholeDevice || !view->parts.empty()) {
+        changes.back().part = DevicePart{Reserved(), hold ? reserved.share : 0};
+      }
       reserved_held_ += hold ? 1 : -1;
     }
     attempted_.index.SetHolders(changes);
   }
+
+  // Slots that a rank of the job can get.
+  int64_t FreeFor(const WaitingJob& job) const { return index_.RoomOf(SlotsWantedBy(job)).free; }
 
   // Slots have changed hands for good, or others are reserved.
   void Changed() { misfits_.clear(); }
@@ -672,7 +713,7 @@ class Planner {
       return std::nullopt;
     }
     if (reserved_.empty() ||
-        (index_.Of(job.device).free + reserved_held_ < job.ranks && job.reservations.empty())) {
+        (FreeFor(job) + reserved_held_ < job.ranks && job.reservations.empty())) {
       return TryPlaceAlike(job, shape, held_until_);
     }
     const absl::Time end = now_ + job.runtime;
@@ -711,7 +752,7 @@ class Planner {
     Changed();
     largest_holders_.erase(job.device);
     placed_names_.emplace(job.id, job.name);
-    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1, job.share);
     if (job.runtime != absl::InfiniteDuration()) started_ends_.emplace(now_ + job.runtime, job.id);
     schedule_.decisions.emplace_back(Start{job.id, std::move(placements), in_turn});
   }
@@ -734,6 +775,7 @@ class Planner {
     reason.set_limiting_queue(tree_.at(limit.queue).name);
     reason.set_limit(limit.limit);
     reason.set_used(limit.used);
+    reason.set_used_devices(static_cast<double>(limit.thousandths) / kWholeDevice);
     return reason;
   }
 
@@ -757,7 +799,10 @@ class Planner {
     std::map<JobId, int64_t> stopping;
     for (const Slot& slot : kept_.find(job.id)->second.slots) {
       const SlotView* view = FindSlot(index_, slot);
-      if (view != nullptr && view->held() && view->held_by != job.id) ++stopping[view->held_by];
+      if (view == nullptr) continue;
+      for (const DevicePart& part : view->Holders()) {
+        if (part.job != job.id && IsStopping(part.job)) ++stopping[part.job];
+      }
     }
     for (const auto& [id, slots] : stopping) {
       v1::JobSlots& holder = *reason.add_stopping();
@@ -803,11 +848,17 @@ class Planner {
     front.set_device(blocker.device);
   }
 
-  static v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code,
-                                  const SlotIndex::Kind& slots, int group) {
+  v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code, const SlotIndex::Kind& slots,
+                           int group) const {
     v1::WaitReason reason = ReasonOf(job, code);
     reason.set_slots_total(slots.total);
-    reason.set_slots_free(slots.free);
+    reason.set_slots_free(FreeFor(job));
+    if (slots.shared > 0) {
+      SlotsFor with_room = SlotsWantedBy(job);
+      with_room.shared = true;
+      const int64_t fitting = job.share < kWholeDevice ? index_.RoomOf(with_room).free : 0;
+      reason.set_slots_shared(slots.shared - fitting);
+    }
     reason.set_group(group);
     reason.set_groups_total(GroupsIn(slots, group));
     reason.set_slots_reserved(slots.reserved);
@@ -858,9 +909,11 @@ class Planner {
   }
 
   v1::WaitReason NotNow(const WaitingJob& job, const SlotIndex::Kind& slots, int group) {
-    if (slots.free < job.ranks) {
+    if (FreeFor(job) < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
-      *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
+      *reason.mutable_change() = slots.shared > 0
+                                     ? CheapestChangeOfShares(job)
+                                     : CheapestChange(job.ranks - FreeFor(job), job.device);
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
@@ -868,8 +921,8 @@ class Planner {
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<WorkerId, int> named;
-    for (auto alike = slots.workers_by_free.rbegin(); alike != slots.workers_by_free.rend();
-         ++alike) {
+    const auto& by_free = index_.RoomOf(SlotsWantedBy(job)).workers_by_free;
+    for (auto alike = by_free.rbegin(); alike != by_free.rend(); ++alike) {
       for (auto id = alike->second.begin();
            id != alike->second.end() && named.size() < kWorkersNamedMax; ++id) {
         named.emplace(*id, alike->first);
@@ -914,10 +967,52 @@ class Planner {
       missing -= take->first;
       ++take;
     }
-    if (missing > 0 && all.away_slots > 0) AddAway(kind, change);
+    if (missing > 0) AddOtherThanEnds(kind, change);
+    return change;
+  }
+  void AddOtherThanEnds(v1::DeviceKind kind, v1::StartChange& change) const {
+    if (index_.Of(kind).away_slots > 0) AddAway(kind, change);
     if (change.jobs_end().empty() && change.workers_return().empty()) {
       change.set_slots_released(true);
     }
+  }
+
+  // The same where devices are shared, so that the end of a job makes room only where those that
+  // stay leave enough: the smallest job whose end suffices, else few whose ends do together, of the
+  // kEndsTriedMax that hold most.
+  v1::StartChange CheapestChangeOfShares(const WaitingJob& job) {
+    const auto& held = index_.Of(job.device).held;
+    std::vector<std::pair<int64_t, JobId>> jobs;
+    for (const auto& [id, slots] : held) {
+      if (!kept_.contains(id) && id != Reserved()) jobs.emplace_back(-slots, id);
+    }
+    std::sort(jobs.begin(), jobs.end());
+    jobs.resize(std::min(jobs.size(), kEndsTriedMax));
+    const auto suffice = [&](const std::vector<std::pair<int64_t, JobId>>& ends) {
+      SlotIndex::Trial trial(attempted_.index);
+      for (const auto& [slots, id] : ends) trial.Release(id);
+      return FreeFor(job) >= job.ranks;
+    };
+    std::vector<std::pair<int64_t, JobId>> ends;
+    for (auto one = jobs.rbegin(); one != jobs.rend() && ends.empty(); ++one) {
+      if (suffice({*one})) ends = {*one};
+    }
+    if (ends.empty() && suffice(jobs)) {
+      ends = jobs;
+      for (auto one = jobs.rbegin(); one != jobs.rend(); ++one) {
+        std::vector<std::pair<int64_t, JobId>> fewer = ends;
+        fewer.erase(std::find(fewer.begin(), fewer.end(), *one));
+        if (suffice(fewer)) ends = std::move(fewer);
+      }
+    }
+    v1::StartChange change;
+    for (const auto& [slots, id] : ends) {
+      v1::JobSlots& end = *change.add_jobs_end();
+      end.set_job_id(id.value());
+      end.set_job_name(NameOf(id));
+      end.set_slots(-slots);
+    }
+    if (ends.empty()) AddOtherThanEnds(job.device, change);
     return change;
   }
 
@@ -959,6 +1054,7 @@ class Planner {
   struct ReservedSlot {
     absl::Time until;      // it is not to be taken for longer
     const SlotView* view;  // in the index, whose workers stay while a plan is made
+    int32_t share;         // thousandths of it
   };
   std::map<Slot, ReservedSlot> reserved_;
   // Shapes that do not fit beside the reserved slots that are held at this level, nor at any later
@@ -996,13 +1092,14 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
     v1::DeviceKind device;
     int64_t ranks;
     std::string tenant;
+    int32_t share;
   };
   std::map<JobId, Use> uses;
   QueueUse use = cluster.use;
   for (const auto& [id, running] : cluster.running.all()) {
     const absl::Time end = running.stopping ? now + kStopExpected : running.ends_at;
-    uses.emplace(
-        id, Use{cluster.tree.Find(running.queue), running.device, running.ranks, running.tenant});
+    uses.emplace(id, Use{cluster.tree.Find(running.queue), running.device, running.ranks,
+                         running.tenant, running.share});
     if (end != absl::InfiniteFuture()) ends.emplace(std::max(now, end), id);
   }
   const auto end_at = [&ends](const JobId& id, absl::Time at) {
@@ -1032,9 +1129,9 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
         ends.emplace(now + started.runtime, started.id);
       }
       const Use used{cluster.tree.Find(started.queue), started.device,
-                     static_cast<int64_t>(start->placements.size()), started.tenant};
+                     static_cast<int64_t>(start->placements.size()), started.tenant, started.share};
       uses.insert_or_assign(started.id, used);
-      use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1);
+      use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1, used.share);
       queue.Remove(start->job);
     }
     now = std::min(next.wake_at, ends.empty() ? absl::InfiniteFuture() : ends.begin()->first);
@@ -1044,7 +1141,7 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
       attempted.trial.Release(ended);
       if (const auto used = uses.find(ended); used != uses.end()) {
         use.Count(cluster.tree, used->second.queue, used->second.device, used->second.ranks,
-                  used->second.tenant, -1);
+                  used->second.tenant, -1, used->second.share);
         uses.erase(used);
       }
       ends.erase(ends.begin());
@@ -1060,7 +1157,8 @@ double ShareOf(const Snapshot& cluster, const QueueUse& use, int queue, absl::Ti
   for (const v1::DeviceKind kind : {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA}) {
     const int64_t total = cluster.slots.Of(kind).total;
     if (total == 0) continue;
-    const double used = static_cast<double>(use.at(queue).devices[static_cast<size_t>(kind)]) +
+    const int64_t thousandths = use.at(queue).thousandths[static_cast<size_t>(kind)];
+    const double used = static_cast<double>(thousandths) / kWholeDevice +
                         cluster.history.Average(cluster.tree, cluster.use, queue, kind, now);
     share = std::max(share, used / static_cast<double>(total));
   }
@@ -1106,6 +1204,9 @@ v1::WaitReason Explanation::reason() const {
     reason.set_ranks(asks_->ranks);
     reason.set_group(asks_->group);
     reason.set_device(asks_->device);
+    if (asks_->share < kWholeDevice) {
+      reason.set_share(static_cast<double>(asks_->share) / kWholeDevice);
+    }
   }
   return reason;
 }

@@ -5,11 +5,60 @@
 
 namespace muster::coordinator {
 
-int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
+namespace {
+
+template <typename Parts>
+auto PartOf(Parts& parts, const JobId& job) {
+  return std::lower_bound(parts.begin(), parts.end(), job,
+                          [](const DevicePart& part, const JobId& id) { return part.job < id; });
+}
+
+}  // namespace
+
+int32_t SlotView::room() const {
+  if (!held_by.value().empty()) return 0;
+  int32_t left = kWholeDevice;
+  for (const DevicePart& part : parts) left -= part.share;
+  return std::max(0, left);
+}
+
+int32_t SlotView::ShareOf(const JobId& job) const {
+  if (held_by == job) return kWholeDevice;
+  const auto part = PartOf(parts, job);
+  return part != parts.end() && part->job == job ? part->share : 0;
+}
+
+// Where one job takes the whole device it is `held_by`, also while others still have parts.
+void SlotView::SetShare(const JobId& job, int32_t share) {
+  if (held_by == job) held_by = JobId();
+  auto part = PartOf(parts, job);
+  const bool known = part != parts.end() && part->job == job;
+  if (known && share > 0) {
+    part->share = share;
+  } else if (known) {
+    parts.erase(part);
+  } else if (share > 0) {
+    parts.insert(part, DevicePart{job, share});
+  }
+  if (!held_by.value().empty()) return;
+  part = std::find_if(parts.begin(), parts.end(),
+                      [](const DevicePart& one) { return one.share == kWholeDevice; });
+  if (part == parts.end()) return;
+  held_by = std::move(part->job);
+  parts.erase(part);
+}
+
+std::vector<DevicePart> SlotView::Holders() const {
+  std::vector<DevicePart> holders = parts;
+  if (!held_by.value().empty()) holders.push_back({held_by, kWholeDevice});
+  return holders;
+}
+
+int FreeSlots(const WorkerView& worker, const SlotsFor& slots) {
   if (!worker.ready) return 0;
   return static_cast<int>(
       std::count_if(worker.slots.begin(), worker.slots.end(),
-                    [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; }));
+                    [&slots](const SlotView& slot) { return slots.Has(slot); }));
 }
 
 int TotalSlots(const WorkerView& worker, v1::DeviceKind kind) {
@@ -121,10 +170,14 @@ void SlotIndex::Count(const WorkerView& worker, int domain, int sign) {
       if (worker.ready && slot.usable && !slot.held()) ++sums.reserved;
     }
     if (!slot.held()) continue;
-    holders.insert(slot.held_by);
-    if (!worker.ready) continue;
-    auto& held = kinds_[slot.kind].held;
-    if ((held[slot.held_by] += sign) == 0) held.erase(slot.held_by);
+    const auto count = [&](const JobId& holder) {
+      holders.insert(holder);
+      if (!worker.ready) return;
+      auto& held = kinds_[slot.kind].held;
+      if ((held[holder] += sign) == 0) held.erase(holder);
+    };
+    if (!slot.held_by.value().empty()) count(slot.held_by);
+    for (const DevicePart& part : slot.parts) count(part.job);
   }
   const auto note = [&worker, sign](auto& workers_by, const auto& key) {
     std::set<WorkerId>& workers = workers_by[key];
@@ -146,8 +199,128 @@ void SlotIndex::Count(const WorkerView& worker, int domain, int sign) {
       note(kind.workers_by_free, sums.free);
     }
     CountInDomains(worker, domain, of, sums.total, sums.free, sign);
-    if (kind.total == 0) kinds_.erase(of);
   }
+  CountShared(worker, sign);
+  CountInSums(worker, domain, sign);
+  for (const auto& [of, sums] : kinds) {
+    const auto kind = kinds_.find(of);
+    if (kind->second.total == 0) kinds_.erase(kind);
+  }
+}
+
+void SlotIndex::CountShared(const WorkerView& worker, int sign) {
+  if (!worker.ready) return;
+  for (const SlotView& slot : worker.slots) {
+    if (slot.parts.empty()) continue;
+    Kind& kind = kinds_.find(slot.kind)->second;
+    kind.shared += sign;
+    const int32_t left = slot.usable && slot.reserved.empty() ? slot.room() : 0;
+    if (left == 0) continue;
+    // Of several devices with as much room, the first adds the worker and the first takes it away.
+    if (sign > 0) {
+      kind.workers_by_room[left].insert(worker.id);
+      continue;
+    }
+    const auto alike = kind.workers_by_room.find(left);
+    if (alike == kind.workers_by_room.end()) continue;
+    alike->second.erase(worker.id);
+    if (alike->second.empty()) kind.workers_by_room.erase(alike);
+  }
+}
+
+// ---- sums for shares ----------------------------------------------------------------------------
+
+void SlotIndex::MoveRoom(Room& room, const WorkerId& id, int before, int now) {
+  room.free += now - before;
+  if (before > 0) {
+    const auto from = room.workers_by_free.find(before);
+    from->second.erase(id);
+    if (from->second.empty()) room.workers_by_free.erase(from);
+  }
+  if (now > 0) room.workers_by_free[now].insert(id);
+}
+
+void SlotIndex::MoveRoomIn(Sums& sums, const WorkerId& id, int domain, v1::DeviceKind kind,
+                           int before, int now) const {
+  if (before == now) return;
+  const auto of_kind = sums.kinds.try_emplace(kind).first;
+  MoveRoom(of_kind->second, id, before, now);
+  if (of_kind->second.free == 0) sums.kinds.erase(of_kind);
+  if (sums.domains.size() < domains_.size()) sums.domains.resize(domains_.size());
+  for (int at = domain; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+    auto& kinds = sums.domains[static_cast<size_t>(at)];
+    const auto here = kinds.try_emplace(kind).first;
+    Domain::Room& slots = here->second;
+    if (before > 0) {
+      const auto from = slots.workers_by_free.find(before);
+      if (--from->second == 0) slots.workers_by_free.erase(from);
+    }
+    if (now > 0) ++slots.workers_by_free[now];
+    if (at == domain) {
+      if (before > 0) {
+        const auto from = slots.direct.find(before);
+        from->second.erase(id);
+        if (from->second.empty()) slots.direct.erase(from);
+      }
+      if (now > 0) slots.direct[now].insert(id);
+    }
+    if (slots.workers_by_free.empty()) kinds.erase(here);
+  }
+}
+
+void SlotIndex::CountInSums(const WorkerView& worker, int domain, int sign) const {
+  for (auto& [of, sums] : sums_) {
+    std::set<v1::DeviceKind> kinds;
+    for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
+    for (const v1::DeviceKind kind : kinds) {
+      const int slots = FreeSlots(worker, SlotsFor{kind, of.first, of.second});
+      MoveRoomIn(sums, worker.id, domain, kind, sign > 0 ? 0 : slots, sign > 0 ? slots : 0);
+    }
+  }
+}
+
+SlotIndex::Sums& SlotIndex::SumsOf(const SlotsFor& slots) const {
+  const std::pair<int32_t, bool> key(slots.share, slots.shared);
+  const auto [known, first] = sums_.try_emplace(key);
+  Sums& sums = known->second;
+  sums.asked = ++asks_;
+  if (!first) return sums;
+  for (const auto& [id, worker] : workers_) {
+    const int home = home_.find(id)->second;
+    std::set<v1::DeviceKind> kinds;
+    for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
+    for (const v1::DeviceKind kind : kinds) {
+      MoveRoomIn(sums, id, home, kind, 0,
+                 FreeSlots(worker, SlotsFor{kind, slots.share, slots.shared}));
+    }
+  }
+  if (sums_.size() > kSharesKept) {
+    sums_.erase(std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
+      return a.second.asked < b.second.asked;
+    }));
+  }
+  return sums;
+}
+
+const SlotIndex::Room& SlotIndex::RoomOf(const SlotsFor& slots) const {
+  static const auto* const none = new Room();
+  if (slots.share == kWholeDevice && !slots.shared) return Of(slots.kind);
+  const Sums& sums = SumsOf(slots);
+  const auto found = sums.kinds.find(slots.kind);
+  return found == sums.kinds.end() ? *none : found->second;
+}
+
+const SlotIndex::Domain::Room& SlotIndex::RoomIn(int number, const SlotsFor& slots) const {
+  static const auto* const none = new Domain::Room();
+  if (slots.share == kWholeDevice && !slots.shared) {
+    const auto found = domain(number).slots.find(slots.kind);
+    return found == domain(number).slots.end() ? *none : found->second;
+  }
+  const Sums& sums = SumsOf(slots);
+  if (static_cast<size_t>(number) >= sums.domains.size()) return *none;
+  const auto& kinds = sums.domains[static_cast<size_t>(number)];
+  const auto found = kinds.find(slots.kind);
+  return found == kinds.end() ? *none : found->second;
 }
 
 template <typename Change>
@@ -188,28 +361,45 @@ void SlotIndex::MoveFree(const WorkerView& worker, int domain, v1::DeviceKind of
   }
 }
 
-void SlotIndex::Hold(WorkerView& worker, SlotView& slot, const JobId& job) {
-  if (slot.held_by == job) return;
-  const auto holds = [&worker](const JobId& holder) {
-    return std::any_of(worker.slots.begin(), worker.slots.end(),
-                       [&holder](const SlotView& other) { return other.held_by == holder; });
-  };
-  if (!job.value().empty() && !holds(job)) workers_of_[job].insert(worker.id);
-  const JobId before = std::exchange(slot.held_by, job);
-  if (!before.value().empty() && !holds(before)) {
-    const auto of = workers_of_.find(before);
-    of->second.erase(worker.id);
-    if (of->second.empty()) workers_of_.erase(of);
+void SlotIndex::CountHolder(const WorkerView& worker, v1::DeviceKind of, const JobId& job,
+                            int sign) {
+  const bool holds_others =
+      std::any_of(worker.slots.begin(), worker.slots.end(), [&job](const SlotView& other) {
+        return other.held_by == job || (!other.parts.empty() && other.ShareOf(job) > 0);
+      });
+  if (!holds_others && sign > 0) {
+    workers_of_[job].insert(worker.id);
+  } else if (!holds_others) {
+    const auto workers = workers_of_.find(job);
+    workers->second.erase(worker.id);
+    if (workers->second.empty()) workers_of_.erase(workers);
   }
   if (!worker.ready) return;
-  Kind& kind = kinds_.find(slot.kind)->second;
-  if (!before.value().empty()) {
-    const auto held = kind.held.find(before);
-    if (--held->second == 0) kind.held.erase(held);
+  auto& held = kinds_.find(of)->second.held;
+  const auto slots = held.try_emplace(job, 0).first;
+  if ((slots->second += sign) == 0) held.erase(slots);
+}
+
+void SlotIndex::Hold(WorkerView& worker, SlotView& slot, const JobId& job) {
+  if (slot.held_by == job) return;
+  const bool held = slot.held();
+  if (!job.value().empty()) CountHolder(worker, slot.kind, job, 1);
+  const JobId before = std::exchange(slot.held_by, job);
+  if (!before.value().empty()) CountHolder(worker, slot.kind, before, -1);
+  if (worker.ready && !slot.reserved.empty() && slot.usable && held != slot.held()) {
+    kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
   }
-  if (!job.value().empty()) ++kind.held[job];
-  if (!slot.reserved.empty() && slot.usable && before.value().empty() != job.value().empty()) {
-    kind.reserved += job.value().empty() ? 1 : -1;
+}
+
+void SlotIndex::SetPart(WorkerView& worker, SlotView& slot, const JobId& job, int32_t share) {
+  if (slot.ShareOf(job) == share) return;
+  const bool held = slot.held();
+  const bool holds = slot.ShareOf(job) > 0;
+  if (!holds) CountHolder(worker, slot.kind, job, 1);
+  slot.SetShare(job, share);
+  if (share == 0) CountHolder(worker, slot.kind, job, -1);
+  if (worker.ready && !slot.reserved.empty() && slot.usable && held != slot.held()) {
+    kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
   }
 }
 
@@ -219,20 +409,39 @@ void SlotIndex::Reassign(const WorkerId& id, Change change) {
   if (found == workers_.end()) return;
   WorkerView& worker = found->second;
   using ByKind = std::array<int, v1::DeviceKind_ARRAYSIZE>;
-  const auto free = [&worker] {
+  const auto count = [&worker](int32_t share, bool shared) {
     ByKind slots = {};
     for (const SlotView& slot : worker.slots) {
-      if (worker.ready && slot.free()) ++slots[static_cast<size_t>(slot.kind)];
+      if (worker.ready && SlotsFor{slot.kind, share, shared}.Has(slot)) {
+        ++slots[static_cast<size_t>(slot.kind)];
+      }
     }
     return slots;
   };
-  const ByKind before = free();
+  const auto shares = [&worker] {
+    return std::any_of(worker.slots.begin(), worker.slots.end(),
+                       [](const SlotView& slot) { return !slot.parts.empty(); });
+  };
+  const ByKind before = count(kWholeDevice, false);
+  std::vector<ByKind> before_of;  // by share
+  for (const auto& [of, sums] : sums_) before_of.push_back(count(of.first, of.second));
+  if (shares()) CountShared(worker, -1);
   change(worker);
-  const ByKind now = free();
+  if (shares()) CountShared(worker, 1);
+  const ByKind now = count(kWholeDevice, false);
   for (size_t kind = 0; kind < now.size(); ++kind) {
     if (now[kind] == before[kind]) continue;
     MoveFree(worker, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), before[kind],
              now[kind]);
+  }
+  size_t next = 0;
+  for (auto& [of, sums] : sums_) {
+    const ByKind then = before_of[next++];
+    const ByKind left = count(of.first, of.second);
+    for (size_t kind = 0; kind < left.size(); ++kind) {
+      MoveRoomIn(sums, id, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), then[kind],
+                 left[kind]);
+    }
   }
 }
 
@@ -245,7 +454,9 @@ void SlotIndex::SetEach(Iterator begin, Iterator end) {
     Reassign(id, [&](WorkerView& worker) {
       for (Iterator at = begin; at != next; ++at) {
         for (SlotView& slot : worker.slots) {
-          if (slot.device == at->device) Hold(worker, slot, at->holder);
+          if (slot.device != at->device) continue;
+          at->part.has_value() ? SetPart(worker, slot, at->part->job, at->part->share)
+                               : Hold(worker, slot, at->holder);
         }
       }
     });
@@ -292,6 +503,15 @@ void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const J
   });
 }
 
+void SlotIndex::SetShare(const WorkerId& id, const std::string& device, const JobId& job,
+                         int32_t share) {
+  Reassign(id, [&](WorkerView& worker) {
+    for (SlotView& slot : worker.slots) {
+      if (slot.device == device) SetPart(worker, slot, job, share);
+    }
+  });
+}
+
 const SlotIndex::Kind& SlotIndex::Of(v1::DeviceKind kind) const {
   static const auto* const none = new Kind();
   const auto found = kinds_.find(kind);
@@ -304,11 +524,32 @@ const std::set<WorkerId>& SlotIndex::WorkersOf(const JobId& job) const {
   return found == workers_of_.end() ? *none : found->second;
 }
 
-std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                                const JobId& job, int group) {
+std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, const SlotsFor& slots,
+                                                int count, const JobId& job, int group) {
+  const bool whole = slots.share == kWholeDevice;
   std::vector<std::string> devices;
   index_.Reassign(id, [&](WorkerView& worker) {
-    const auto fits = [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; };
+    const auto take = [&](SlotView& slot) {
+      whole ? index_.Hold(worker, slot, job) : index_.SetPart(worker, slot, job, slots.share);
+      devices.push_back(slot.device);
+    };
+    // A device of which the job takes a part has room for others, but none for the job.
+    const auto fits = [&](const SlotView& slot) {
+      return slots.Has(slot) && (whole || slot.ShareOf(job) == 0);
+    };
+    std::vector<SlotView*> by_room;
+    if (!whole) {
+      for (SlotView& slot : worker.slots) {
+        if (fits(slot)) by_room.push_back(&slot);
+      }
+      std::stable_sort(by_room.begin(), by_room.end(),
+                       [](const SlotView* a, const SlotView* b) { return a->room() < b->room(); });
+      if (group == 1) {
+        by_room.resize(std::min(by_room.size(), static_cast<size_t>(count)));
+        for (SlotView* slot : by_room) take(*slot);
+        return;
+      }
+    }
     std::map<int, int> linked;  // free slots by group of linked devices
     for (const SlotView& slot : worker.slots) {
       if (fits(slot)) ++linked[slot.link_group];
@@ -325,17 +566,20 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKi
       }
       int left = std::min(wanted, best->second);
       best->second -= left;
-      for (SlotView& slot : worker.slots) {
-        if (left == 0) break;
-        if (!fits(slot) || slot.link_group != best->first) continue;
-        index_.Hold(worker, slot, job);
-        devices.push_back(slot.device);
+      const auto consider = [&](SlotView& slot) {
+        if (left == 0 || !fits(slot) || slot.link_group != best->first) return;
+        take(slot);
         --left;
-      }
+      };
+      for (SlotView* slot : by_room) consider(*slot);
+      for (SlotView& slot : worker.slots) consider(slot);
       if (best->second == 0) linked.erase(best);
     }
   });
-  for (const std::string& device : devices) before_.push_back({id, device, JobId()});
+  for (const std::string& device : devices) {
+    whole ? before_.push_back({id, device, JobId()})
+          : before_.push_back({id, device, JobId(), DevicePart{job, 0}});
+  }
   return devices;
 }
 
@@ -371,9 +615,15 @@ void SlotIndex::Trial::Release(const JobId& job) {
   for (const WorkerId& id : workers) {
     index_.Reassign(id, [&](WorkerView& worker) {
       for (SlotView& slot : worker.slots) {
-        if (slot.held_by != job) continue;
-        before_.push_back({id, slot.device, job});
-        index_.Hold(worker, slot, JobId());
+        const int32_t share = slot.ShareOf(job);
+        if (share == 0) continue;
+        if (slot.held_by == job) {
+          before_.push_back({id, slot.device, job});
+          index_.Hold(worker, slot, JobId());
+        } else {
+          before_.push_back({id, slot.device, JobId(), DevicePart{job, share}});
+          index_.SetPart(worker, slot, job, 0);
+        }
       }
     });
   }

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/ids.h"
 #include "muster/v1/job.pb.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 
@@ -56,6 +57,7 @@ struct GangShape {
   PlacementRule placement;
   std::vector<std::string> reservations;
   std::string tenant = {};
+  int32_t share = spec::kWholeDevice;  // WaitingJob::share
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -89,9 +91,14 @@ struct WaitingJob {
   // the first: it waits only for so many. Empty: `ranks` alone.
   std::vector<int32_t> sizes = {};
   std::vector<AxisTraffic> traffic_of_largest = {};  // `traffic` with the last of `sizes`
+  int32_t share = spec::kWholeDevice;  // thousandths that each rank takes of its device
 
   QueueOrder order() const { return {priority, submit_sequence, deadline}; }
-  GangShape shape() const { return {device, ranks, group, placement, reservations}; }
+  GangShape shape() const {
+    GangShape shape{device, ranks, group, placement, reservations};
+    shape.share = share;
+    return shape;
+  }
 };
 
 // An elastic job as one of so many ranks, one of its sizes: the data axis varies, and with it what

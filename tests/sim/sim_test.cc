@@ -115,6 +115,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "slow disk",
                            "disk lost",
                            "older daemon",
+                           "device shared",
                            "clock step",
                            "broken session",
                            "reordered",
