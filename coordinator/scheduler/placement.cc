@@ -124,7 +124,7 @@ Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
 // Where the gang goes as a whole, and what it may take there.
 struct Container {
   int domain = -1;  // -1: one worker
-  WorkerId worker;
+  const WorkerView* worker = nullptr;
   int64_t hold = 0;
 };
 
@@ -141,7 +141,7 @@ std::vector<Container> ContainersAt(const SlotIndex& index, const Demand& demand
   }
   for (const auto& [path, number] : index.domains_of(LevelAt(depth))) {
     const int64_t hold = HoldIn(index, number, demand, /*ever=*/false);
-    if (hold >= demand.ranks) out.push_back({number, WorkerId(), hold});
+    if (hold >= demand.ranks) out.push_back({number, nullptr, hold});
   }
   std::stable_sort(out.begin(), out.end(),
                    [](const Container& a, const Container& b) { return a.hold < b.hold; });
@@ -171,7 +171,7 @@ struct Node {
   int parent = -1;
   int64_t hold = 0;  // whole granules that are left
   std::vector<int> children;
-  const WorkerId* worker = nullptr;
+  const WorkerView* worker = nullptr;
   const DomainPath* path = nullptr;
 };
 
@@ -180,12 +180,8 @@ class Tree {
   Tree(const SlotIndex& index, const Container& container, const Demand& demand)
       : index_(index), demand_(demand) {
     if (container.domain < 0) {
-      nodes_.push_back({kHostDepth,
-                        -1,
-                        container.hold,
-                        {},
-                        &container.worker,
-                        &index.Find(container.worker)->path});
+      nodes_.push_back(
+          {kHostDepth, -1, container.hold, {}, container.worker, &container.worker->path});
     } else {
       Add(container.domain, -1);
     }
@@ -221,9 +217,9 @@ class Tree {
     for (const auto& [free, workers] : index_.RoomIn(number, demand_.slots).direct) {
       const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
       if (hold == 0) continue;
-      for (const WorkerId& id : workers) {
+      for (const WorkerView* worker : workers) {
         (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
-        nodes_.push_back({kHostDepth, node, hold, {}, &id, &index_.Find(id)->path});
+        nodes_.push_back({kHostDepth, node, hold, {}, worker, &worker->path});
         sum += hold;
       }
     }
@@ -305,7 +301,7 @@ void FillFewest(const Tree& tree, int node, int64_t ranks, Cut cut, std::vector<
       const Node& one = tree[a.node];
       const Node& other = tree[b.node];
       if ((one.worker != nullptr) != (other.worker != nullptr)) return one.worker == nullptr;
-      return one.worker != nullptr ? *one.worker < *other.worker : *one.path < *other.path;
+      return one.worker != nullptr ? ByName()(one.worker, other.worker) : *one.path < *other.path;
     });
   for (const Chunk& chunk : chunks) FillFewest(tree, chunk.node, chunk.ranks, cut, out);
 }
@@ -619,8 +615,8 @@ class LazyLayout {
 };
 
 // Where positions 0, 1, ... of the gang go; empty when it does not fit.
-std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& demand, LazyLayout& layout, int spread) {
+std::vector<const WorkerView*> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
+                                             const Demand& demand, LazyLayout& layout, int spread) {
   for (const int depth : DepthsToTry(demand, spread)) {
     const std::vector<Container> containers = ContainersAt(index, demand, depth);
     if (containers.empty()) continue;
@@ -639,19 +635,19 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
       best = std::move(way);
       best_tree.emplace(std::move(tree));
     }
-    std::vector<WorkerId> workers;
+    std::vector<const WorkerView*> workers;
     workers.reserve(best.leaves.size());
-    for (const int leaf : best.leaves) workers.push_back(*(*best_tree)[leaf].worker);
+    for (const int leaf : best.leaves) workers.push_back((*best_tree)[leaf].worker);
     return workers;
   }
   return {};
 }
 
-std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
-                                    const Demand& strict, LazyLayout& layout) {
+std::vector<const WorkerView*> ChooseWorkers(const SlotIndex& index, const WaitingJob& job,
+                                             const Demand& strict, LazyLayout& layout) {
   const PlacementRule& rule = job.placement;
   const int spread = rule.spread == v1::TOPOLOGY_LEVEL_UNSPECIFIED ? -1 : Depth(rule.spread);
-  std::vector<WorkerId> workers = ChooseWorkers(index, job, strict, layout, spread);
+  std::vector<const WorkerView*> workers = ChooseWorkers(index, job, strict, layout, spread);
   if (workers.empty() && spread >= 0) workers = ChooseWorkers(index, job, strict, layout, -1);
   if (workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED && rule.segment > 0) {
     Demand demand = DemandOf(job, index, /*strict=*/false);
@@ -661,11 +657,11 @@ std::vector<WorkerId> ChooseWorkers(const SlotIndex& index, const WaitingJob& jo
   return workers;
 }
 
-v1::TopologyLevel LevelOf(const SlotIndex& index, const std::vector<WorkerId>& workers) {
+v1::TopologyLevel LevelOf(const std::vector<const WorkerView*>& workers) {
   v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_HOST;  // narrow levels have small numbers
-  const DomainPath& first = index.Find(workers[0])->path;
-  for (const WorkerId& id : workers) {
-    if (id != workers[0]) level = std::max(level, CommonLevel(first, index.Find(id)->path));
+  for (const WorkerView* worker : workers) {
+    if (worker == workers[0]) continue;
+    level = std::max(level, CommonLevel(workers[0]->path, worker->path));
   }
   return level;
 }
@@ -673,8 +669,8 @@ v1::TopologyLevel LevelOf(const SlotIndex& index, const std::vector<WorkerId>& w
 // The same as ChooseWorkers, on devices that other jobs share already: for one rank the one with
 // the least room, for a gang those that are as close together as if it took other devices too. Then
 // `demand` asks for these devices alone. Empty: there are none.
-std::vector<WorkerId> ChooseShared(const SlotIndex& index, const WaitingJob& job, Demand& demand,
-                                   LazyLayout& layout) {
+std::vector<const WorkerView*> ChooseShared(const SlotIndex& index, const WaitingJob& job,
+                                            Demand& demand, LazyLayout& layout) {
   if (job.ranks == 1) {
     const auto& by_room = index.Of(job.device).workers_by_room;
     const auto least = by_room.lower_bound(job.share);
@@ -684,10 +680,10 @@ std::vector<WorkerId> ChooseShared(const SlotIndex& index, const WaitingJob& job
   Demand shared = demand;
   shared.slots.shared = true;
   if (index.RoomOf(shared.slots).free < job.ranks) return {};
-  std::vector<WorkerId> workers = ChooseWorkers(index, job, shared, layout);
+  std::vector<const WorkerView*> workers = ChooseWorkers(index, job, shared, layout);
   if (workers.empty()) return {};
-  const std::vector<WorkerId> others = ChooseWorkers(index, job, demand, layout);
-  if (LevelOf(index, workers) > LevelOf(index, others)) return others;
+  const std::vector<const WorkerView*> others = ChooseWorkers(index, job, demand, layout);
+  if (LevelOf(workers) > LevelOf(others)) return others;
   demand = std::move(shared);
   return workers;
 }
@@ -765,7 +761,7 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
                                                     const WaitingJob& job) {
   const SlotIndex& index = trial.index();
   if (!job.reservations.empty()) trial.Open(job.reservations);
-  std::vector<WorkerId> workers;
+  std::vector<const WorkerView*> workers;
   Demand demand = DemandOf(job, index, /*strict=*/true);
   const int unit =
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
@@ -779,18 +775,18 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial,
   if (!workers.empty()) {
     CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
     placements.emplace(workers.size());
-    std::map<WorkerId, std::vector<int32_t>> ranks;  // in the order of positions
+    std::map<const WorkerView*, std::vector<int32_t>, ByName> ranks;  // in the order of positions
     for (size_t position = 0; position < workers.size(); ++position) {
       ranks[workers[position]].push_back(layout.get().RankAt(static_cast<int32_t>(position)));
     }
-    for (const auto& [id, here] : ranks) {
+    for (const auto& [worker, here] : ranks) {
       std::vector<std::string> devices =
-          trial.Take(id, demand.slots, static_cast<int>(here.size()), job.id, unit);
-      CHECK_EQ(devices.size(), here.size()) << job.id << " on " << id;
+          trial.Take(*worker, demand.slots, static_cast<int>(here.size()), job.id, unit);
+      CHECK_EQ(devices.size(), here.size()) << job.id << " on " << worker->id;
       for (size_t i = 0; i < here.size(); ++i) {
         v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
         placement.set_rank(here[i]);
-        placement.set_worker(id.value());
+        placement.set_worker(worker->id.value());
         placement.set_device(std::move(devices[i]));
       }
     }
@@ -884,7 +880,7 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
       shortage.slots = slots.workers_by_total.rbegin()->first;
     } else if (!ever && !by_free.empty()) {
       shortage.slots = by_free.rbegin()->first;
-      shortage.domain = by_free.rbegin()->second.begin()->value();
+      shortage.domain = (*by_free.rbegin()->second.begin())->id.value();
     }
     shortage.slots -= shortage.slots % demand.unit();
   } else {

@@ -62,11 +62,14 @@ class Taken {
   // The slots of the job.
   std::vector<Held> SlotsOf(const JobId& job) const {
     std::vector<Held> slots;
-    for (const WorkerId& id : index_.WorkersOf(job)) {
-      for (const SlotView& slot : index_.Find(id)->slots) {
-        const int32_t share = slot.ShareOf(job);
-        if (share == 0) continue;
-        slots.push_back({{id, slot.device}, share, slot.held_by == job && slot.parts.empty()});
+    const Holding* holder = index_.HolderOf(job);
+    if (holder == nullptr) return slots;
+    for (const WorkerView* worker : holder->workers) {
+      for (const SlotView& slot : worker->slots) {
+        if (!slot.TakenBy(holder)) continue;
+        slots.push_back({{worker->id, slot.device},
+                         slot.ShareOf(job),
+                         slot.holder == holder && slot.parts.empty()});
       }
     }
     return slots;
@@ -82,7 +85,7 @@ class Taken {
   }
   // Of a job that was freed, the workers on which it had slots.
   std::set<WorkerId> WorkersOf(const JobId& job) const {
-    std::set<WorkerId> workers(index_.WorkersOf(job).begin(), index_.WorkersOf(job).end());
+    std::set<WorkerId> workers = index_.WorkersOf(job);
     const auto freed = of_.find(job);
     if (freed == of_.end()) return workers;
     for (const Held& held : freed->second) workers.insert(held.slot.worker);
@@ -228,13 +231,14 @@ class Search {
     for (const auto& [free, workers] : search_.slots.RoomOf(wanted).workers_by_free) {
       slots_in_groups += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
     }
-    std::map<const WorkerView*, int> more;  // slots that its free ones would be joined by
+    std::map<const WorkerView*, int, ByName> more;  // slots that its free ones would be joined by
     const auto add = [&](const JobId& id) {
-      for (const WorkerId& on : search_.slots.WorkersOf(id)) {
-        const WorkerView& worker = *search_.slots.Find(on);
-        if (!worker.ready) continue;
-        for (const SlotView& slot : worker.slots) {
-          if (slot.kind == job_.device && slot.ShareOf(id) > 0) ++more[&worker];
+      const Holding* holder = search_.slots.HolderOf(id);
+      if (holder == nullptr) return;
+      for (const WorkerView* worker : holder->workers) {
+        if (!worker->ready) continue;
+        for (const SlotView& slot : worker->slots) {
+          if (slot.kind == job_.device && slot.TakenBy(holder)) ++more[worker];
         }
       }
     };

@@ -4,6 +4,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -85,9 +86,11 @@ struct Attempted {
 // The slots that a job holds.
 std::vector<Slot> SlotsOf(const SlotIndex& index, const JobId& job) {
   std::vector<Slot> slots;
-  for (const WorkerId& id : index.WorkersOf(job)) {
-    for (const SlotView& slot : index.Find(id)->slots) {
-      if (slot.ShareOf(job) > 0) slots.push_back({id, slot.device});
+  const Holding* holder = index.HolderOf(job);
+  if (holder == nullptr) return slots;
+  for (const WorkerView* worker : holder->workers) {
+    for (const SlotView& slot : worker->slots) {
+      if (slot.TakenBy(holder)) slots.push_back({worker->id, slot.device});
     }
   }
   return slots;
@@ -387,7 +390,7 @@ class Planner {
 
   // The slots that are kept for the job count as free.
   std::optional<std::vector<v1::Placement>> TryPlace(const WaitingJob& job) {
-    if (index_.WorkersOf(job.id).empty()) return PlaceGang(trial_, job);
+    if (index_.HolderOf(job.id) == nullptr) return PlaceGang(trial_, job);
     const std::vector<Slot> own = SlotsOf(index_, job.id);
     trial_.Release(job.id);
     auto placements = PlaceGang(trial_, job);
@@ -616,29 +619,46 @@ class Planner {
     line.blocker = &job;
     if (static_cast<int>(reservations_.size()) >= policy_.reservations_max) return;
     HoldReserved(absl::InfinitePast());
-    std::vector<Slot> slots;
+    std::vector<SlotIndex::SlotRef> slots;
     const absl::Time at = StartOf(job, slots);
     reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
-    for (const Slot& slot : slots) {
-      const auto [known, first] = reserved_.try_emplace(slot, ReservedSlot{at, nullptr, 0});
-      if (first) known->second.view = FindSlot(index_, slot);
-      known->second.until = std::min(known->second.until, at);
-      known->second.share = std::min(kWholeDevice, known->second.share + job.share);
+    for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at, job.share});
+    // Of the same slot, the earliest first, with what all jobs take of it.
+    std::sort(reserved_.begin(), reserved_.end(), [](const ReservedSlot& a, const ReservedSlot& b) {
+      return std::make_tuple(a.slot.worker->order, a.slot.slot, a.until) <
+             std::make_tuple(b.slot.worker->order, b.slot.slot, b.until);
+    });
+    size_t kept = 0;
+    for (size_t i = 0; i < reserved_.size(); ++i) {
+      if (i > 0 && reserved_[kept].slot.slot == reserved_[i].slot.slot) {
+        reserved_[kept].share = std::min(kWholeDevice, reserved_[kept].share + reserved_[i].share);
+      } else {
+        kept += i > 0 ? 1 : 0;
+        reserved_[kept] = reserved_[i];
+      }
     }
+    if (!reserved_.empty()) reserved_.resize(kept + 1);
     Changed();
   }
 
   // When the job starts if nothing but ends of running jobs happens, and on which slots;
   // InfiniteFuture when that is not known.
-  absl::Time StartOf(const WaitingJob& job, std::vector<Slot>& slots) {
+  absl::Time StartOf(const WaitingJob& job, std::vector<SlotIndex::SlotRef>& slots) {
     SlotIndex::Trial trial(attempted_.index);
     for (const JobId& id : running_.Stopping(job.device).jobs) trial.Release(id);
     const auto placed = [&] {
       const auto placements = PlaceGang(trial, job);
       if (!placements.has_value()) return false;
+      const WorkerView* worker = nullptr;
       for (const v1::Placement& placement : *placements) {
-        slots.push_back({WorkerId(placement.worker()), placement.device()});
+        if (worker == nullptr || worker->id.value() != placement.worker()) {
+          worker = index_.Find(WorkerId(placement.worker()));
+        }
+        const auto slot = std::find_if(
+            worker->slots.begin(), worker->slots.end(),
+            [&placement](const SlotView& one) { return one.device == placement.device(); });
+        slots.push_back({worker, &*slot});
       }
       return true;
     };
@@ -665,22 +685,30 @@ class Planner {
     const absl::Time level = LevelOf(end);
     if (level == held_until_) return;
     held_until_ = level;
-    std::vector<HeldSlot> changes;
-    for (const auto& [slot, reserved] : reserved_) {
-      const SlotView* view = reserved.view;
-      if (view == nullptr) continue;
-      const bool hold = reserved.until <= level;
-      if (view->ShareOf(Reserved()) == (hold ? reserved.share : 0)) continue;
-      // Where it is not free as far as it is reserved, what is left of it is not to be taken
-      // either.
-      if (hold && view->room() == 0) continue;
-      changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
-      if (reserved.share < kWholeDevice || !view->parts.empty()) {
-        changes.back().part = DevicePart{Reserved(), hold ? reserved.share : 0};
+    const Holding* const held = index_.HolderOf(Reserved());
+    std::vector<SlotIndex::SlotRef> hold, leave;
+    std::vector<HeldSlot> parts;
+    for (const ReservedSlot& reserved : reserved_) {
+      const SlotView& slot = *reserved.slot.slot;
+      const Holding* const holder = slot.holder;
+      const bool wanted = reserved.until <= level;
+      if (reserved.share < kWholeDevice || !slot.parts.empty()) {
+        const int32_t share = wanted ? reserved.share : 0;
+        // Where it is not free as far as it is reserved, what is left is not to be taken either.
+        if (slot.ShareOf(Reserved()) == share || (wanted && slot.room() == 0)) continue;
+        parts.push_back(
+            {reserved.slot.worker->id, slot.device, JobId(), DevicePart{Reserved(), share}});
+        reserved_held_ += wanted ? 1 : -1;
+      } else if (wanted) {
+        if (holder == nullptr) hold.push_back(reserved.slot);
+      } else if (holder != nullptr && holder == held) {
+        leave.push_back(reserved.slot);
       }
-      reserved_held_ += hold ? 1 : -1;
     }
-    attempted_.index.SetHolders(changes);
+    reserved_held_ += static_cast<int64_t>(hold.size()) - static_cast<int64_t>(leave.size());
+    attempted_.index.SetHolder(leave, JobId());
+    attempted_.index.SetHolder(hold, Reserved());
+    if (!parts.empty()) attempted_.index.SetHolders(parts);
   }
 
   // Slots that a rank of the job can get.
@@ -920,18 +948,18 @@ class Planner {
       return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
-    std::map<WorkerId, int> named;
+    std::map<const WorkerView*, int, ByName> named;
     const auto& by_free = index_.RoomOf(SlotsWantedBy(job)).workers_by_free;
     for (auto alike = by_free.rbegin(); alike != by_free.rend(); ++alike) {
-      for (auto id = alike->second.begin();
-           id != alike->second.end() && named.size() < kWorkersNamedMax; ++id) {
-        named.emplace(*id, alike->first);
+      for (auto worker = alike->second.begin();
+           worker != alike->second.end() && named.size() < kWorkersNamedMax; ++worker) {
+        named.emplace(*worker, alike->first);
       }
     }
-    for (const auto& [id, free] : named) {
-      v1::WorkerSlots& worker = *reason.add_free();
-      worker.set_worker(id.value());
-      worker.set_slots(free);
+    for (const auto& [worker, free] : named) {
+      v1::WorkerSlots& slots_of = *reason.add_free();
+      slots_of.set_worker(worker->id.value());
+      slots_of.set_slots(free);
     }
     return reason;
   }
@@ -939,14 +967,14 @@ class Planner {
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
   // of the largest ones. Workers that are away are named last, since nobody knows when they return.
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
-    const SlotIndex::Kind& all = index_.Of(kind);
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     std::vector<std::pair<int64_t, JobId>>& jobs = cached->second;
     if (first) {
-      // `held` is in order of ids.
+      // Holders are in order of ids.
       std::map<int64_t, std::vector<const JobId*>, std::greater<>> by_slots;
-      for (const auto& [job, slots] : all.held) {
-        if (!kept_.contains(job) && job != Reserved()) by_slots[slots].push_back(&job);
+      for (const auto& [job, holder] : index_.holders()) {
+        const int64_t slots = holder.slots[static_cast<size_t>(kind)];
+        if (slots > 0 && !kept_.contains(job) && job != Reserved()) by_slots[slots].push_back(&job);
       }
       for (const auto& [slots, ids] : by_slots) {
         for (const JobId* id : ids) jobs.emplace_back(slots, *id);
@@ -981,10 +1009,10 @@ class Planner {
   // stay leave enough: the smallest job whose end suffices, else few whose ends do together, of the
   // kEndsTriedMax that hold most.
   v1::StartChange CheapestChangeOfShares(const WaitingJob& job) {
-    const auto& held = index_.Of(job.device).held;
     std::vector<std::pair<int64_t, JobId>> jobs;
-    for (const auto& [id, slots] : held) {
-      if (!kept_.contains(id) && id != Reserved()) jobs.emplace_back(-slots, id);
+    for (const auto& [id, holder] : index_.holders()) {
+      const int64_t slots = holder.slots[static_cast<size_t>(job.device)];
+      if (slots > 0 && !kept_.contains(id) && id != Reserved()) jobs.emplace_back(-slots, id);
     }
     std::sort(jobs.begin(), jobs.end());
     jobs.resize(std::min(jobs.size(), kEndsTriedMax));
@@ -1023,12 +1051,12 @@ class Planner {
   }
 
   void AddAway(v1::DeviceKind kind, v1::StartChange& change) const {
-    const std::set<WorkerId>& away = index_.Of(kind).away;
-    for (auto id = away.begin();
-         id != away.end() && change.workers_return_size() < kWorkersNamedMax; ++id) {
-      const WorkerView& worker = *index_.Find(*id);
+    const WorkerSet& away = index_.Of(kind).away;
+    for (auto at = away.begin();
+         at != away.end() && change.workers_return_size() < kWorkersNamedMax; ++at) {
+      const WorkerView& worker = **at;
       v1::AwayWorker& named = *change.add_workers_return();
-      named.set_worker(id->value());
+      named.set_worker(worker.id.value());
       named.set_slots(TotalSlots(worker, kind));
       named.set_reason(worker.away);
       named.set_ends_attempt(worker.ends_attempt);
@@ -1052,11 +1080,11 @@ class Planner {
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
   struct ReservedSlot {
-    absl::Time until;      // it is not to be taken for longer
-    const SlotView* view;  // in the index, whose workers stay while a plan is made
-    int32_t share;         // thousandths of it
+    SlotIndex::SlotRef slot;  // in the index, whose workers stay while a plan is made
+    absl::Time until;         // it is not to be taken for longer
+    int32_t share;            // thousandths of it
   };
-  std::map<Slot, ReservedSlot> reserved_;
+  std::vector<ReservedSlot> reserved_;  // by worker, then in device order
   // Shapes that do not fit beside the reserved slots that are held at this level, nor at any later
   // one, until slots change hands.
   struct ByShape {

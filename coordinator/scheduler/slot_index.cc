@@ -1,6 +1,8 @@
 #include "coordinator/scheduler/slot_index.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 namespace muster::coordinator {
@@ -89,6 +91,64 @@ bool SlotIndex::SameDomains(const SlotIndex& a, const SlotIndex& b) {
   return true;
 }
 
+bool SlotIndex::SameHolders(const SlotIndex& a, const SlotIndex& b) {
+  const auto same_workers = [](const WorkerView* x, const WorkerView* y) { return x->id == y->id; };
+  return std::equal(a.holders_.begin(), a.holders_.end(), b.holders_.begin(), b.holders_.end(),
+                    [&](const auto& x, const auto& y) {
+                      const Holding& one = x.second;
+                      const Holding& other = y.second;
+                      return x.first == y.first && one.slots == other.slots &&
+                             std::equal(one.workers.begin(), one.workers.end(),
+                                        other.workers.begin(), other.workers.end(), same_workers);
+                    });
+}
+
+// Whatever else is there follows from the workers, and has addresses of its own.
+SlotIndex::SlotIndex(const SlotIndex& other) {
+  for (const auto& [id, worker] : other.workers_) Put(worker);
+}
+SlotIndex& SlotIndex::operator=(const SlotIndex& other) {
+  if (this != &other) *this = SlotIndex(other);
+  return *this;
+}
+
+void SlotIndex::Order(std::map<WorkerId, WorkerView>::iterator worker) {
+  constexpr uint64_t kGap = uint64_t{1} << 32;
+  const uint64_t before = worker == workers_.begin() ? 0 : std::prev(worker)->second.order;
+  const auto next = std::next(worker);
+  const uint64_t after = next == workers_.end() ? before + 2 * kGap : next->second.order;
+  worker->second.order = before + (after - before) / 2;
+  if (worker->second.order > before && worker->second.order < after &&
+      after < std::numeric_limits<uint64_t>::max() - 4 * kGap) {
+    return;
+  }
+  // Everybody keeps their place, so that sets stay in order.
+  uint64_t order = 0;
+  for (auto& [id, view] : workers_) view.order = order += kGap;
+}
+
+Holding& SlotIndex::HolderFor(const JobId& job) {
+  const auto [known, added] = holders_.try_emplace(job);
+  if (added) known->second.id = job;
+  return known->second;
+}
+
+void SlotIndex::Left(Holding& holder) {
+  if (!holder.workers.empty()) return;
+  if (trials_ > 0) {
+    emptied_.push_back(&holder);
+  } else {
+    holders_.erase(JobId(holder.id));
+  }
+}
+
+void SlotIndex::ForgetEmptied() {
+  std::vector<Holding*> emptied = std::exchange(emptied_, {});
+  std::sort(emptied.begin(), emptied.end());
+  emptied.erase(std::unique(emptied.begin(), emptied.end()), emptied.end());
+  for (Holding* holder : emptied) Left(*holder);
+}
+
 int SlotIndex::Enter(const WorkerView& worker) {
   int at = kCluster;
   ++domains_[kCluster].workers;
@@ -131,9 +191,9 @@ void SlotIndex::Leave(int domain) {
   }
 }
 
-void SlotIndex::CountInDomains(const WorkerView& worker, int domain, v1::DeviceKind kind, int total,
-                               int free, int sign) {
-  for (int at = domain; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+void SlotIndex::CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free,
+                               int sign) {
+  for (int at = worker.home; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
     std::map<v1::DeviceKind, Domain::Slots>& kinds = domains_[static_cast<size_t>(at)].slots;
     const auto here = kinds.try_emplace(kind).first;
     Domain::Slots& slots = here->second;
@@ -144,9 +204,9 @@ void SlotIndex::CountInDomains(const WorkerView& worker, int domain, v1::DeviceK
     add(slots.workers_by_total, total);
     if (free > 0) {
       add(slots.workers_by_free, free);
-      if (at == domain) {
+      if (at == worker.home) {
         const auto alike = slots.direct.try_emplace(free).first;
-        sign > 0 ? void(alike->second.insert(worker.id)) : void(alike->second.erase(worker.id));
+        sign > 0 ? void(alike->second.insert(&worker)) : void(alike->second.erase(&worker));
         if (alike->second.empty()) slots.direct.erase(alike);
       }
     }
@@ -154,14 +214,29 @@ void SlotIndex::CountInDomains(const WorkerView& worker, int domain, v1::DeviceK
   }
 }
 
-void SlotIndex::Count(const WorkerView& worker, int domain, int sign) {
+namespace {
+
+// Adds the worker to those of a holder, by name, or takes it away.
+void NoteWorker(Holding& holder, const WorkerView& worker, int sign) {
+  std::vector<const WorkerView*>& workers = holder.workers;
+  const auto at = std::lower_bound(workers.begin(), workers.end(), &worker, ByName());
+  if (sign > 0) {
+    workers.insert(at, &worker);
+  } else {
+    workers.erase(at);
+  }
+}
+
+}  // namespace
+
+void SlotIndex::Count(WorkerView& worker, int sign) {
   struct Sums {
     int total = 0, free = 0, reserved = 0;
   };
   std::map<v1::DeviceKind, Sums> kinds;
-  std::set<JobId> holders;
+  std::map<JobId, Holding*> holders;
   std::set<std::string> reservations;
-  for (const SlotView& slot : worker.slots) {
+  for (SlotView& slot : worker.slots) {
     Sums& sums = kinds[slot.kind];
     ++sums.total;
     if (worker.ready && slot.free()) ++sums.free;
@@ -169,23 +244,27 @@ void SlotIndex::Count(const WorkerView& worker, int domain, int sign) {
       reservations.insert(slot.reserved);
       if (worker.ready && slot.usable && !slot.held()) ++sums.reserved;
     }
-    if (!slot.held()) continue;
-    const auto count = [&](const JobId& holder) {
-      holders.insert(holder);
-      if (!worker.ready) return;
-      auto& held = kinds_[slot.kind].held;
-      if ((held[holder] += sign) == 0) held.erase(holder);
+    const auto count = [&](const JobId& job, Holding*& holder) {
+      if (sign > 0) holder = &HolderFor(job);
+      holders.emplace(job, holder);
+      if (worker.ready) holder->slots[static_cast<size_t>(slot.kind)] += sign;
     };
-    if (!slot.held_by.value().empty()) count(slot.held_by);
-    for (const DevicePart& part : slot.parts) count(part.job);
+    for (DevicePart& part : slot.parts) count(part.job, part.holder);
+    if (slot.held_by.value().empty()) {
+      slot.holder = nullptr;
+    } else {
+      count(slot.held_by, slot.holder);
+    }
   }
-  const auto note = [&worker, sign](auto& workers_by, const auto& key) {
-    std::set<WorkerId>& workers = workers_by[key];
+  for (const auto& [id, holder] : holders) {
+    NoteWorker(*holder, worker, sign);
+    if (sign < 0) Left(*holder);
+  }
+  for (const std::string& reservation : reservations) {
+    std::set<WorkerId>& workers = reserved_on_[reservation];
     sign > 0 ? void(workers.insert(worker.id)) : void(workers.erase(worker.id));
-    if (workers.empty()) workers_by.erase(key);
-  };
-  for (const JobId& holder : holders) note(workers_of_, holder);
-  for (const std::string& reservation : reservations) note(reserved_on_, reservation);
+    if (workers.empty()) reserved_on_.erase(reservation);
+  }
   for (const auto& [of, sums] : kinds) {
     Kind& kind = kinds_[of];
     kind.total += sign * sums.total;
@@ -193,15 +272,17 @@ void SlotIndex::Count(const WorkerView& worker, int domain, int sign) {
     kind.reserved += sign * sums.reserved;
     if (!worker.ready) {
       kind.away_slots += sign * sums.total;
-      sign > 0 ? void(kind.away.insert(worker.id)) : void(kind.away.erase(worker.id));
+      sign > 0 ? void(kind.away.insert(&worker)) : void(kind.away.erase(&worker));
     } else if (sums.free > 0) {
       kind.free += sign * sums.free;
-      note(kind.workers_by_free, sums.free);
+      WorkerSet& workers = kind.workers_by_free[sums.free];
+      sign > 0 ? void(workers.insert(&worker)) : void(workers.erase(&worker));
+      if (workers.empty()) kind.workers_by_free.erase(sums.free);
     }
-    CountInDomains(worker, domain, of, sums.total, sums.free, sign);
+    CountInDomains(worker, of, sums.total, sums.free, sign);
   }
   CountShared(worker, sign);
-  CountInSums(worker, domain, sign);
+  CountInSums(worker, sign);
   for (const auto& [of, sums] : kinds) {
     const auto kind = kinds_.find(of);
     if (kind->second.total == 0) kinds_.erase(kind);
@@ -218,36 +299,36 @@ void SlotIndex::CountShared(const WorkerView& worker, int sign) {
     if (left == 0) continue;
     // Of several devices with as much room, the first adds the worker and the first takes it away.
     if (sign > 0) {
-      kind.workers_by_room[left].insert(worker.id);
+      kind.workers_by_room[left].insert(&worker);
       continue;
     }
     const auto alike = kind.workers_by_room.find(left);
     if (alike == kind.workers_by_room.end()) continue;
-    alike->second.erase(worker.id);
+    alike->second.erase(&worker);
     if (alike->second.empty()) kind.workers_by_room.erase(alike);
   }
 }
 
 // ---- sums for shares ----------------------------------------------------------------------------
 
-void SlotIndex::MoveRoom(Room& room, const WorkerId& id, int before, int now) {
+void SlotIndex::MoveRoom(Room& room, const WorkerView& worker, int before, int now) {
   room.free += now - before;
   if (before > 0) {
     const auto from = room.workers_by_free.find(before);
-    from->second.erase(id);
+    from->second.erase(&worker);
     if (from->second.empty()) room.workers_by_free.erase(from);
   }
-  if (now > 0) room.workers_by_free[now].insert(id);
+  if (now > 0) room.workers_by_free[now].insert(&worker);
 }
 
-void SlotIndex::MoveRoomIn(Sums& sums, const WorkerId& id, int domain, v1::DeviceKind kind,
-                           int before, int now) const {
+void SlotIndex::MoveRoomIn(Sums& sums, const WorkerView& worker, v1::DeviceKind kind, int before,
+                           int now) const {
   if (before == now) return;
   const auto of_kind = sums.kinds.try_emplace(kind).first;
-  MoveRoom(of_kind->second, id, before, now);
+  MoveRoom(of_kind->second, worker, before, now);
   if (of_kind->second.free == 0) sums.kinds.erase(of_kind);
   if (sums.domains.size() < domains_.size()) sums.domains.resize(domains_.size());
-  for (int at = domain; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+  for (int at = worker.home; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
     auto& kinds = sums.domains[static_cast<size_t>(at)];
     const auto here = kinds.try_emplace(kind).first;
     Domain::Room& slots = here->second;
@@ -256,25 +337,25 @@ void SlotIndex::MoveRoomIn(Sums& sums, const WorkerId& id, int domain, v1::Devic
       if (--from->second == 0) slots.workers_by_free.erase(from);
     }
     if (now > 0) ++slots.workers_by_free[now];
-    if (at == domain) {
+    if (at == worker.home) {
       if (before > 0) {
         const auto from = slots.direct.find(before);
-        from->second.erase(id);
+        from->second.erase(&worker);
         if (from->second.empty()) slots.direct.erase(from);
       }
-      if (now > 0) slots.direct[now].insert(id);
+      if (now > 0) slots.direct[now].insert(&worker);
     }
     if (slots.workers_by_free.empty()) kinds.erase(here);
   }
 }
 
-void SlotIndex::CountInSums(const WorkerView& worker, int domain, int sign) const {
+void SlotIndex::CountInSums(const WorkerView& worker, int sign) const {
   for (auto& [of, sums] : sums_) {
     std::set<v1::DeviceKind> kinds;
     for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
     for (const v1::DeviceKind kind : kinds) {
       const int slots = FreeSlots(worker, SlotsFor{kind, of.first, of.second});
-      MoveRoomIn(sums, worker.id, domain, kind, sign > 0 ? 0 : slots, sign > 0 ? slots : 0);
+      MoveRoomIn(sums, worker, kind, sign > 0 ? 0 : slots, sign > 0 ? slots : 0);
     }
   }
 }
@@ -286,11 +367,10 @@ SlotIndex::Sums& SlotIndex::SumsOf(const SlotsFor& slots) const {
   sums.asked = ++asks_;
   if (!first) return sums;
   for (const auto& [id, worker] : workers_) {
-    const int home = home_.find(id)->second;
     std::set<v1::DeviceKind> kinds;
     for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
     for (const v1::DeviceKind kind : kinds) {
-      MoveRoomIn(sums, id, home, kind, 0,
+      MoveRoomIn(sums, worker, kind, 0,
                  FreeSlots(worker, SlotsFor{kind, slots.share, slots.shared}));
     }
   }
@@ -327,87 +407,94 @@ template <typename Change>
 void SlotIndex::Update(const WorkerId& id, Change change) {
   const auto found = workers_.find(id);
   if (found == workers_.end()) return;
-  const int home = home_.at(id);
-  Count(found->second, home, -1);
+  Count(found->second, -1);
   change(found->second);
-  Count(found->second, home, 1);
+  Count(found->second, 1);
 }
 
-void SlotIndex::MoveFree(const WorkerView& worker, int domain, v1::DeviceKind of, int before,
-                         int now) {
+void SlotIndex::MoveFree(const WorkerView& worker, v1::DeviceKind of, int before, int now) {
   // The node of the tree goes along, so that nothing is allocated.
-  const auto move = [&](std::map<int, std::set<WorkerId>>& workers_by) {
-    std::set<WorkerId>::node_type node;
+  const auto move = [&](std::map<int, WorkerSet>& workers_by) {
+    WorkerSet::node_type node;
     if (before > 0) {
       const auto from = workers_by.find(before);
-      node = from->second.extract(worker.id);
+      node = from->second.extract(&worker);
       if (from->second.empty()) workers_by.erase(from);
     }
     if (now == 0) return;
-    node.empty() ? void(workers_by[now].insert(worker.id))
+    node.empty() ? void(workers_by[now].insert(&worker))
                  : void(workers_by[now].insert(std::move(node)));
   };
   Kind& kind = kinds_.find(of)->second;
   kind.free += now - before;
   move(kind.workers_by_free);
-  for (int at = domain; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+  for (int at = worker.home; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
     Domain::Slots& slots = domains_[static_cast<size_t>(at)].slots.find(of)->second;
     if (before > 0) {
       const auto from = slots.workers_by_free.find(before);
       if (--from->second == 0) slots.workers_by_free.erase(from);
     }
     if (now > 0) ++slots.workers_by_free[now];
-    if (at == domain) move(slots.direct);
+    if (at == worker.home) move(slots.direct);
   }
 }
 
-void SlotIndex::CountHolder(const WorkerView& worker, v1::DeviceKind of, const JobId& job,
-                            int sign) {
-  const bool holds_others =
-      std::any_of(worker.slots.begin(), worker.slots.end(), [&job](const SlotView& other) {
-        return other.held_by == job || (!other.parts.empty() && other.ShareOf(job) > 0);
-      });
-  if (!holds_others && sign > 0) {
-    workers_of_[job].insert(worker.id);
-  } else if (!holds_others) {
-    const auto workers = workers_of_.find(job);
-    workers->second.erase(worker.id);
-    if (workers->second.empty()) workers_of_.erase(workers);
-  }
-  if (!worker.ready) return;
-  auto& held = kinds_.find(of)->second.held;
-  const auto slots = held.try_emplace(job, 0).first;
-  if ((slots->second += sign) == 0) held.erase(slots);
+namespace {
+
+bool TakesSlotOf(const WorkerView& worker, const Holding* holder) {
+  return std::any_of(worker.slots.begin(), worker.slots.end(),
+                     [holder](const SlotView& slot) { return slot.TakenBy(holder); });
 }
 
-void SlotIndex::Hold(WorkerView& worker, SlotView& slot, const JobId& job) {
-  if (slot.held_by == job) return;
+}  // namespace
+
+void SlotIndex::Hold(WorkerView& worker, SlotView& slot, Holding* holder) {
+  Holding* const before = slot.holder;
+  if (before == holder) return;
   const bool held = slot.held();
-  if (!job.value().empty()) CountHolder(worker, slot.kind, job, 1);
-  const JobId before = std::exchange(slot.held_by, job);
-  if (!before.value().empty()) CountHolder(worker, slot.kind, before, -1);
-  if (worker.ready && !slot.reserved.empty() && slot.usable && held != slot.held()) {
-    kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
+  if (holder != nullptr && !TakesSlotOf(worker, holder)) NoteWorker(*holder, worker, 1);
+  slot.holder = holder;
+  if (holder != nullptr) {
+    slot.held_by = holder->id;
+  } else {
+    slot.held_by = JobId();
+  }
+  const size_t kind = static_cast<size_t>(slot.kind);
+  if (worker.ready) {
+    if (before != nullptr) --before->slots[kind];
+    if (holder != nullptr) ++holder->slots[kind];
+    if (!slot.reserved.empty() && slot.usable && held != slot.held()) {
+      kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
+    }
+  }
+  if (before != nullptr && !TakesSlotOf(worker, before)) {
+    NoteWorker(*before, worker, -1);
+    Left(*before);
   }
 }
 
-void SlotIndex::SetPart(WorkerView& worker, SlotView& slot, const JobId& job, int32_t share) {
-  if (slot.ShareOf(job) == share) return;
+void SlotIndex::SetPart(WorkerView& worker, SlotView& slot, Holding& holder, int32_t share) {
   const bool held = slot.held();
-  const bool holds = slot.ShareOf(job) > 0;
-  if (!holds) CountHolder(worker, slot.kind, job, 1);
-  slot.SetShare(job, share);
-  if (share == 0) CountHolder(worker, slot.kind, job, -1);
-  if (worker.ready && !slot.reserved.empty() && slot.usable && held != slot.held()) {
-    kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
+  const bool taken = slot.TakenBy(&holder);
+  const bool on_worker = TakesSlotOf(worker, &holder);
+  slot.SetShare(holder.id, share);
+  // What a job takes may have become the whole device.
+  slot.holder = slot.held_by.value().empty() ? nullptr : &HolderFor(slot.held_by);
+  for (DevicePart& part : slot.parts) part.holder = &HolderFor(part.job);
+  const int change = (share > 0 ? 1 : 0) - (taken ? 1 : 0);
+  if (worker.ready) {
+    holder.slots[static_cast<size_t>(slot.kind)] += change;
+    if (!slot.reserved.empty() && slot.usable && held != slot.held()) {
+      kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
+    }
   }
+  if (!on_worker && share > 0) NoteWorker(holder, worker, 1);
+  if (on_worker && !TakesSlotOf(worker, &holder)) NoteWorker(holder, worker, -1);
+  Left(holder);
 }
 
 template <typename Change>
-void SlotIndex::Reassign(const WorkerId& id, Change change) {
-  const auto found = workers_.find(id);
-  if (found == workers_.end()) return;
-  WorkerView& worker = found->second;
+void SlotIndex::Reassign(WorkerView& worker, Change change) {
   using ByKind = std::array<int, v1::DeviceKind_ARRAYSIZE>;
   const auto count = [&worker](int32_t share, bool shared) {
     ByKind slots = {};
@@ -431,16 +518,14 @@ void SlotIndex::Reassign(const WorkerId& id, Change change) {
   const ByKind now = count(kWholeDevice, false);
   for (size_t kind = 0; kind < now.size(); ++kind) {
     if (now[kind] == before[kind]) continue;
-    MoveFree(worker, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), before[kind],
-             now[kind]);
+    MoveFree(worker, static_cast<v1::DeviceKind>(kind), before[kind], now[kind]);
   }
   size_t next = 0;
   for (auto& [of, sums] : sums_) {
     const ByKind then = before_of[next++];
     const ByKind left = count(of.first, of.second);
     for (size_t kind = 0; kind < left.size(); ++kind) {
-      MoveRoomIn(sums, id, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), then[kind],
-                 left[kind]);
+      MoveRoomIn(sums, worker, static_cast<v1::DeviceKind>(kind), then[kind], left[kind]);
     }
   }
 }
@@ -448,16 +533,37 @@ void SlotIndex::Reassign(const WorkerId& id, Change change) {
 template <typename Iterator>
 void SlotIndex::SetEach(Iterator begin, Iterator end) {
   while (begin != end) {
-    const WorkerId& id = begin->worker;
     Iterator next = begin;
-    while (next != end && next->worker == id) ++next;
-    Reassign(id, [&](WorkerView& worker) {
-      for (Iterator at = begin; at != next; ++at) {
-        for (SlotView& slot : worker.slots) {
-          if (slot.device != at->device) continue;
-          at->part.has_value() ? SetPart(worker, slot, at->part->job, at->part->share)
-                               : Hold(worker, slot, at->holder);
+    while (next != end && next->worker == begin->worker) ++next;
+    const auto found = workers_.find(begin->worker);
+    if (found != workers_.end()) {
+      Reassign(found->second, [&](WorkerView& worker) {
+        for (Iterator at = begin; at != next; ++at) {
+          for (SlotView& slot : worker.slots) {
+            if (slot.device != at->device) continue;
+            if (at->part.has_value()) {
+              SetPart(worker, slot, HolderFor(at->part->job), at->part->share);
+              continue;
+            }
+            if (slot.held_by == at->holder) continue;
+            Hold(worker, slot, at->holder.value().empty() ? nullptr : &HolderFor(at->holder));
+          }
         }
+      });
+    }
+    begin = next;
+  }
+}
+
+void SlotIndex::SetHolder(const std::vector<SlotRef>& slots, const JobId& job) {
+  if (slots.empty()) return;
+  Holding* const holder = job.value().empty() ? nullptr : &HolderFor(job);
+  for (auto begin = slots.begin(); begin != slots.end();) {
+    auto next = begin;
+    while (next != slots.end() && next->worker == begin->worker) ++next;
+    Reassign(Mutable(*begin->worker), [&](WorkerView& worker) {
+      for (auto at = begin; at != next; ++at) {
+        Hold(worker, worker.slots[static_cast<size_t>(at->slot - worker.slots.data())], holder);
       }
     });
     begin = next;
@@ -473,20 +579,18 @@ void SlotIndex::SetHoldersBack(const std::vector<HeldSlot>& slots) {
 
 void SlotIndex::Put(WorkerView worker) {
   Remove(worker.id);
-  const int home = Enter(worker);
-  home_.emplace(worker.id, home);
-  Count(worker, home, 1);
   const WorkerId id = worker.id;
-  workers_.emplace(id, std::move(worker));
+  const auto added = workers_.emplace(id, std::move(worker)).first;
+  Order(added);
+  added->second.home = Enter(added->second);
+  Count(added->second, 1);
 }
 
 void SlotIndex::Remove(const WorkerId& id) {
   const auto found = workers_.find(id);
   if (found == workers_.end()) return;
-  const auto home = home_.find(id);
-  Count(found->second, home->second, -1);
-  Leave(home->second);
-  home_.erase(home);
+  Count(found->second, -1);
+  Leave(found->second.home);
   workers_.erase(found);
 }
 
@@ -496,20 +600,12 @@ const WorkerView* SlotIndex::Find(const WorkerId& id) const {
 }
 
 void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const JobId& job) {
-  Reassign(id, [&](WorkerView& worker) {
-    for (SlotView& slot : worker.slots) {
-      if (slot.device == device) Hold(worker, slot, job);
-    }
-  });
+  SetHolders({{id, device, job}});
 }
 
 void SlotIndex::SetShare(const WorkerId& id, const std::string& device, const JobId& job,
                          int32_t share) {
-  Reassign(id, [&](WorkerView& worker) {
-    for (SlotView& slot : worker.slots) {
-      if (slot.device == device) SetPart(worker, slot, job, share);
-    }
-  });
+  SetHolders({{id, device, JobId(), DevicePart{job, share}}});
 }
 
 const SlotIndex::Kind& SlotIndex::Of(v1::DeviceKind kind) const {
@@ -518,19 +614,39 @@ const SlotIndex::Kind& SlotIndex::Of(v1::DeviceKind kind) const {
   return found == kinds_.end() ? *none : found->second;
 }
 
-const std::set<WorkerId>& SlotIndex::WorkersOf(const JobId& job) const {
-  static const auto* const none = new std::set<WorkerId>();
-  const auto found = workers_of_.find(job);
-  return found == workers_of_.end() ? *none : found->second;
+const Holding* SlotIndex::HolderOf(const JobId& job) const {
+  const auto found = holders_.find(job);
+  return found == holders_.end() || found->second.workers.empty() ? nullptr : &found->second;
+}
+
+std::set<WorkerId> SlotIndex::WorkersOf(const JobId& job) const {
+  std::set<WorkerId> workers;
+  const Holding* holder = HolderOf(job);
+  if (holder == nullptr) return workers;
+  for (const WorkerView* worker : holder->workers) workers.insert(workers.end(), worker->id);
+  return workers;
 }
 
 std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, const SlotsFor& slots,
                                                 int count, const JobId& job, int group) {
+  const WorkerView* worker = index_.Find(id);
+  return worker == nullptr ? std::vector<std::string>() : Take(*worker, slots, count, job, group);
+}
+
+std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, const SlotsFor& slots,
+                                                int count, const JobId& job, int group) {
   const bool whole = slots.share == kWholeDevice;
   std::vector<std::string> devices;
-  index_.Reassign(id, [&](WorkerView& worker) {
+  Holding& holder = index_.HolderFor(job);
+  index_.Reassign(Mutable(on), [&](WorkerView& worker) {
     const auto take = [&](SlotView& slot) {
-      whole ? index_.Hold(worker, slot, job) : index_.SetPart(worker, slot, job, slots.share);
+      changed_.push_back({&worker, &slot, nullptr});
+      if (whole) {
+        index_.Hold(worker, slot, &holder);
+      } else {
+        changed_.back().part = &holder;
+        index_.SetPart(worker, slot, holder, slots.share);
+      }
       devices.push_back(slot.device);
     };
     // A device of which the job takes a part has room for others, but none for the job.
@@ -576,10 +692,7 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, const SlotsF
       if (best->second == 0) linked.erase(best);
     }
   });
-  for (const std::string& device : devices) {
-    whole ? before_.push_back({id, device, JobId()})
-          : before_.push_back({id, device, JobId(), DevicePart{job, 0}});
-  }
+  index_.Left(holder);
   return devices;
 }
 
@@ -611,18 +724,21 @@ void SlotIndex::Trial::Close() {
 }
 
 void SlotIndex::Trial::Release(const JobId& job) {
-  const std::set<WorkerId> workers = index_.WorkersOf(job);
-  for (const WorkerId& id : workers) {
-    index_.Reassign(id, [&](WorkerView& worker) {
+  const auto found = index_.holders_.find(job);
+  if (found == index_.holders_.end() || found->second.workers.empty()) return;
+  Holding& holder = found->second;
+  // The last one first: each leaves the list of the holder.
+  while (!holder.workers.empty()) {
+    index_.Reassign(Mutable(*holder.workers.back()), [&](WorkerView& worker) {
       for (SlotView& slot : worker.slots) {
-        const int32_t share = slot.ShareOf(job);
-        if (share == 0) continue;
-        if (slot.held_by == job) {
-          before_.push_back({id, slot.device, job});
-          index_.Hold(worker, slot, JobId());
+        if (!slot.TakenBy(&holder)) continue;
+        changed_.push_back({&worker, &slot, &holder});
+        if (slot.holder == &holder) {
+          index_.Hold(worker, slot, nullptr);
         } else {
-          before_.push_back({id, slot.device, JobId(), DevicePart{job, share}});
-          index_.SetPart(worker, slot, job, 0);
+          changed_.back().part = &holder;
+          changed_.back().share = slot.ShareOf(job);
+          index_.SetPart(worker, slot, holder, 0);
         }
       }
     });
@@ -630,8 +746,18 @@ void SlotIndex::Trial::Release(const JobId& job) {
 }
 
 void SlotIndex::Trial::Rollback() {
-  index_.SetHoldersBack(before_);
-  before_.clear();
+  for (auto begin = changed_.rbegin(); begin != changed_.rend();) {
+    auto next = begin;
+    while (next != changed_.rend() && next->worker == begin->worker) ++next;
+    index_.Reassign(*begin->worker, [&](WorkerView& worker) {
+      for (auto at = begin; at != next; ++at) {
+        at->part == nullptr ? index_.Hold(worker, *at->slot, at->before)
+                            : index_.SetPart(worker, *at->slot, *at->part, at->share);
+      }
+    });
+    begin = next;
+  }
+  changed_.clear();
 }
 
 }  // namespace muster::coordinator

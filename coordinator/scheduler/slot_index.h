@@ -2,6 +2,7 @@
 #ifndef MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 #define MUSTER_COORDINATOR_SCHEDULER_SLOT_INDEX_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -20,12 +21,18 @@ namespace muster::coordinator {
 
 using spec::kWholeDevice;
 
+struct Holding;
+
 // What one job takes of a device, in thousandths.
 struct DevicePart {
   JobId job;
   int32_t share = 0;
+  // Of a slot in an index: what the index knows of `job`. No part of the value.
+  Holding* holder = nullptr;
 
-  friend bool operator==(const DevicePart&, const DevicePart&) = default;
+  friend bool operator==(const DevicePart& a, const DevicePart& b) {
+    return a.job == b.job && a.share == b.share;
+  }
 };
 
 struct SlotView {
@@ -40,6 +47,8 @@ struct SlotView {
   // What other jobs take of it, in order of ids. A part that is kept for a job which waits counts
   // from the start, so that it may be more than there is room for yet.
   std::vector<DevicePart> parts = {};
+  // Of a slot in an index: what the index knows of `held_by`; null: nobody. No part of the value.
+  Holding* holder = nullptr;
 
   bool held() const { return !held_by.value().empty() || !parts.empty(); }
   bool free() const { return usable && !held() && reserved.empty(); }
@@ -54,12 +63,22 @@ struct SlotView {
   void SetShare(const JobId& job, int32_t share);
   // The jobs that take some of it.
   std::vector<DevicePart> Holders() const;
+  // Of a slot in an index: the holder, which is not null, takes some of it.
+  bool TakenBy(const Holding* one) const {
+    return holder == one || std::any_of(parts.begin(), parts.end(), [one](const DevicePart& part) {
+             return part.holder == one;
+           });
+  }
   // Whether what is kept of it for a job that takes so much counts at once. It does unless the job
   // takes all of it, as another one does that is being stopped: then it waits until that is gone.
   bool KeepsAtOnce(int32_t share) const {
     return share < kWholeDevice || (held_by.value().empty() && !parts.empty());
   }
-  friend bool operator==(const SlotView&, const SlotView&) = default;
+  friend bool operator==(const SlotView& a, const SlotView& b) {
+    return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
+           a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
+           a.parts == b.parts;
+  }
 };
 struct WorkerView {
   WorkerId id;
@@ -68,8 +87,36 @@ struct WorkerView {
   std::string ends_attempt = {};                      // AwayWorker.ends_attempt
   std::vector<SlotView> slots;                        // in device order
   DomainPath path = {};
+  // Of a worker in an index, no part of the value: the narrowest domain that has it, and a number
+  // that grows with the name, which is faster to compare.
+  int home = -1;
+  uint64_t order = 0;
 
-  friend bool operator==(const WorkerView&, const WorkerView&) = default;
+  friend bool operator==(const WorkerView& a, const WorkerView& b) {
+    return a.id == b.id && a.ready == b.ready && a.away == b.away &&
+           a.ends_attempt == b.ends_attempt && a.slots == b.slots && a.path == b.path;
+  }
+};
+
+// Workers of one index, by name.
+struct ByName {
+  bool operator()(const WorkerView* a, const WorkerView* b) const { return a->order < b->order; }
+};
+class WorkerSet : public std::set<const WorkerView*, ByName> {
+ public:
+  // The same names.
+  friend bool operator==(const WorkerSet& a, const WorkerSet& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const WorkerView* x, const WorkerView* y) { return x->id == y->id; });
+  }
+};
+
+// What a job holds.
+struct Holding {
+  JobId id;
+  std::vector<const WorkerView*> workers = {};  // that it holds slots on, by name
+  // Slots by kind, on ready workers.
+  std::array<int64_t, v1::DeviceKind_ARRAYSIZE> slots = {};
 };
 
 // A slot and who holds it; empty: nobody.
@@ -92,15 +139,22 @@ struct SlotsFor {
   }
 };
 
-// Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers), times
-// the number of shares that were asked for lately where devices are shared.
+// Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers). Workers
+// and holders keep their addresses until they are removed or replaced, so that neither is found by
+// its name again and again.
 class SlotIndex {
  public:
+  SlotIndex() = default;
+  SlotIndex(const SlotIndex& other);
+  SlotIndex& operator=(const SlotIndex& other);
+  SlotIndex(SlotIndex&& other) = default;
+  SlotIndex& operator=(SlotIndex&& other) = default;
+
   // Slots that ranks of one share can get.
   struct Room {
     int64_t free = 0;  // on ready workers
     // Ready workers by how many such slots they have, without those that have none.
-    std::map<int, std::set<WorkerId>> workers_by_free;
+    std::map<int, WorkerSet> workers_by_free;
 
     friend bool operator==(const Room&, const Room&) = default;
   };
@@ -110,13 +164,11 @@ class SlotIndex {
     int64_t total = 0;
     // Workers by how many slots of this kind they have.
     std::map<int, int> workers_by_total;
-    // Slots on ready workers, by the job that holds them or takes a part of them.
-    std::map<JobId, int64_t> held;
     // Devices on ready workers of which jobs take parts, by the room that is left: workers that
     // have such a one.
-    std::map<int32_t, std::set<WorkerId>> workers_by_room;
-    int64_t shared = 0;       // so many devices
-    std::set<WorkerId> away;  // workers that are not ready
+    std::map<int32_t, WorkerSet> workers_by_room;
+    int64_t shared = 0;  // so many devices
+    WorkerSet away;      // workers that are not ready
     int64_t away_slots = 0;
     int64_t reserved = 0;  // on ready workers: would be free if they were not reserved
 
@@ -134,7 +186,7 @@ class SlotIndex {
     struct Room {
       std::map<int, int> workers_by_free;  // as of SlotIndex::Room
       // Ready workers that are in no domain below this one, by free slots.
-      std::map<int, std::set<WorkerId>> direct;
+      std::map<int, WorkerSet> direct;
 
       friend bool operator==(const Room&, const Room&) = default;
     };
@@ -181,19 +233,29 @@ class SlotIndex {
     return numbers_[static_cast<size_t>(level)];
   }
   // The workers on which the job holds slots.
-  const std::set<WorkerId>& WorkersOf(const JobId& job) const;
+  std::set<WorkerId> WorkersOf(const JobId& job) const;
+  // What the job holds; null: nothing.
+  const Holding* HolderOf(const JobId& job) const;
+  // By id. Some may hold nothing while a trial lasts.
+  const std::map<JobId, Holding>& holders() const { return holders_; }
 
   // Changes that hold for a while: all are taken back at once, when it is destroyed at the latest.
+  // Trials may be nested.
   class Trial {
    public:
-    explicit Trial(SlotIndex& index) : index_(index) {}
-    ~Trial() { Rollback(); }
+    explicit Trial(SlotIndex& index) : index_(index) { ++index_.trials_; }
+    ~Trial() {
+      Rollback();
+      if (--index_.trials_ == 0) index_.ForgetEmptied();
+    }
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
     // Takes up to `count` of these slots on a worker, `group` at a time: each from the fullest
     // group of linked devices that has as many, in device order. Of devices that are to be shared,
     // those with the least room first. Returns the devices.
+    std::vector<std::string> Take(const WorkerView& worker, const SlotsFor& slots, int count,
+                                  const JobId& job, int group = 1);
     std::vector<std::string> Take(const WorkerId& id, const SlotsFor& slots, int count,
                                   const JobId& job, int group = 1);
     std::vector<std::string> Take(const WorkerId& id, v1::DeviceKind kind, int count,
@@ -208,8 +270,16 @@ class SlotIndex {
     void Rollback();
 
    private:
+    struct Changed {
+      WorkerView* worker;
+      SlotView* slot;
+      Holding* before;  // null: nobody
+      // Instead of `before`: whose part was changed, and what it was.
+      Holding* part = nullptr;
+      int32_t share = 0;
+    };
     SlotIndex& index_;
-    std::vector<HeldSlot> before_;  // who held what was changed
+    std::vector<Changed> changed_;
     struct Opened {
       WorkerId worker;
       std::string device;
@@ -218,37 +288,51 @@ class SlotIndex {
     std::vector<Opened> opened_;
   };
 
+  // Gives slots of ready workers to a holder, all those of a worker at once; empty: to none.
+  struct SlotRef {
+    const WorkerView* worker;
+    const SlotView* slot;
+  };
+  void SetHolder(const std::vector<SlotRef>& slots, const JobId& job);
+
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {
-    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && a.workers_of_ == b.workers_of_ &&
+    return a.workers_ == b.workers_ && a.kinds_ == b.kinds_ && SameHolders(a, b) &&
            a.reserved_on_ == b.reserved_on_ && SameDomains(a, b);
   }
 
  private:
+  static bool SameHolders(const SlotIndex& a, const SlotIndex& b);
   static bool SameDomains(const SlotIndex& a, const SlotIndex& b);
   // The narrowest domain that has the worker, which is made when it is the first one there.
   int Enter(const WorkerView& worker);
   void Leave(int domain);
+  // Numbers the worker behind those before it by name.
+  void Order(std::map<WorkerId, WorkerView>::iterator worker);
+  // The holder with this id, which is made when there is none.
+  Holding& HolderFor(const JobId& job);
+  // It may hold nothing any more; then it is forgotten, once no trial may know it.
+  void Left(Holding& holder);
+  void ForgetEmptied();
   // Adds what a worker contributes to the sums, or takes it away.
-  void Count(const WorkerView& worker, int domain, int sign);
-  void CountInDomains(const WorkerView& worker, int domain, v1::DeviceKind kind, int total,
-                      int free, int sign);
+  void Count(WorkerView& worker, int sign);
+  void CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free, int sign);
   // Of a worker that may change in any way.
   template <typename Change>
   void Update(const WorkerId& id, Change change);
-  // Of a worker whose slots change their holders, through Hold and SetPart alone: what stays as it
-  // is is not counted again.
+  // Of a worker whose slots change their holders, through Hold alone: what stays as it is is not
+  // counted again.
   template <typename Change>
-  void Reassign(const WorkerId& id, Change change);
-  void Hold(WorkerView& worker, SlotView& slot, const JobId& job);
-  void SetPart(WorkerView& worker, SlotView& slot, const JobId& job, int32_t share);
-  // The job begins to hold one more slot of the worker, or (-1) holds one less. To be called while
-  // the slot does not tell yet, or tells no more.
-  void CountHolder(const WorkerView& worker, v1::DeviceKind kind, const JobId& job, int sign);
-  void MoveFree(const WorkerView& worker, int domain, v1::DeviceKind kind, int before, int now);
+  void Reassign(WorkerView& worker, Change change);
+  // Null: nobody.
+  void Hold(WorkerView& worker, SlotView& slot, Holding* holder);
+  void SetPart(WorkerView& worker, SlotView& slot, Holding& holder, int32_t share);
+  void MoveFree(const WorkerView& worker, v1::DeviceKind kind, int before, int now);
   // The devices of the worker of which jobs take parts.
   void CountShared(const WorkerView& worker, int sign);
   template <typename Iterator>
   void SetEach(Iterator begin, Iterator end);
+  // Workers and slots that others only look at are those of this index.
+  static WorkerView& Mutable(const WorkerView& worker) { return const_cast<WorkerView&>(worker); }
   static std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> Numbers() {
     std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> out;
     out[v1::TOPOLOGY_LEVEL_CLUSTER].emplace(DomainPath(), kCluster);
@@ -256,13 +340,14 @@ class SlotIndex {
   }
 
   std::map<WorkerId, WorkerView> workers_;
-  std::map<WorkerId, int> home_;  // by worker: the narrowest domain that has it
   std::vector<Domain> domains_ = std::vector<Domain>(1);  // the first is the cluster
   std::vector<int> unused_;                               // numbers of domains that are gone
   std::array<std::map<DomainPath, int>, v1::TopologyLevel_ARRAYSIZE> numbers_ = Numbers();
   std::map<std::string, std::set<WorkerId>> reserved_on_;  // by reservation
   std::map<v1::DeviceKind, Kind> kinds_;                   // those that a worker has
-  std::map<JobId, std::set<WorkerId>> workers_of_;         // those that hold a slot
+  std::map<JobId, Holding> holders_;
+  std::vector<Holding*> emptied_;  // in trials: they held nothing for a while at least
+  int trials_ = 0;                 // that last
 
   // Sums for slots of one share, that are shared or not. They follow from the workers.
   struct Sums {
@@ -271,10 +356,10 @@ class SlotIndex {
     uint64_t asked = 0;                                           // when, by asks_
   };
   Sums& SumsOf(const SlotsFor& slots) const;
-  static void MoveRoom(Room& room, const WorkerId& id, int before, int now);
-  void MoveRoomIn(Sums& sums, const WorkerId& id, int domain, v1::DeviceKind kind, int before,
+  static void MoveRoom(Room& room, const WorkerView& worker, int before, int now);
+  void MoveRoomIn(Sums& sums, const WorkerView& worker, v1::DeviceKind kind, int before,
                   int now) const;
-  void CountInSums(const WorkerView& worker, int domain, int sign) const;
+  void CountInSums(const WorkerView& worker, int sign) const;
   // By share, and whether only devices that are shared count.
   mutable std::map<std::pair<int32_t, bool>, Sums> sums_;
   mutable uint64_t asks_ = 0;

@@ -578,9 +578,9 @@ class Month {
   }
   int64_t KeptFree() const {
     int64_t slots = 0;
-    const auto& held = slots_.Of(v1::DEVICE_KIND_CUDA).held;
     for (const auto& [id, kept] : kept_) {
-      if (const auto found = held.find(id); found != held.end()) slots += found->second;
+      const Holding* holder = slots_.HolderOf(id);
+      if (holder != nullptr) slots += holder->slots[v1::DEVICE_KIND_CUDA];
     }
     return slots;
   }
