@@ -108,15 +108,13 @@ class WorkerTable {
   void Refresh(const WorkerEntry& worker);
 
   // `share`: thousandths of the device. Requires: so much of it is not held.
-  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch,
-            int32_t share = kWholeDevice);
+  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch, int32_t share);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
   // Once it is not held any more, the slot counts as held by this job; where it is shared, so much
   // of it does from now on. Does nothing when the worker is unknown.
-  void Keep(const WorkerId& id, const std::string& device, const JobId& job,
-            int32_t share = kWholeDevice);
+  void Keep(const WorkerId& id, const std::string& device, const JobId& job, int32_t share);
   // The slot is not kept any more, if it is for this job.
   void DropKept(const WorkerId& id, const std::string& device, const JobId& job);
 
