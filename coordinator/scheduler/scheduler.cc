@@ -670,14 +670,18 @@ class Planner {
       const SlotView* view = reserved.view;
       if (view == nullptr) continue;
       const bool hold = reserved.until <= level;
+      if (reserved.share == kWholeDevice && view->parts.empty()) {
+        if (hold ? view->held() : view->held_by != Reserved()) continue;
+        changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
+        reserved_held_ += hold ? 1 : -1;
+        continue;
+      }
       if (view->ShareOf(Reserved()) == (hold ? reserved.share : 0)) continue;
       // Where it is not free as far as it is reserved, what is left of it is not to be taken
       // either.
       if (hold && view->room() == 0) continue;
-      changes.push_back({slot.worker, slot.device, hold ? Reserved() : JobId()});
-      if (reserved.share < kWholeDevice || !view->parts.empty()) {
-        changes.back().part = DevicePart{Reserved(), hold ? reserved.share : 0};
-      }
+      changes.push_back(
+          {slot.worker, slot.device, JobId(), DevicePart{Reserved(), hold ? reserved.share : 0}});
       reserved_held_ += hold ? 1 : -1;
     }
     attempted_.index.SetHolders(changes);

@@ -376,8 +376,11 @@ void SlotIndex::CountHolder(const WorkerView& worker, v1::DeviceKind of, const J
   }
   if (!worker.ready) return;
   auto& held = kinds_.find(of)->second.held;
-  const auto slots = held.try_emplace(job, 0).first;
-  if ((slots->second += sign) == 0) held.erase(slots);
+  if (sign > 0) {
+    ++held[job];
+  } else if (const auto slots = held.find(job); --slots->second == 0) {
+    held.erase(slots);
+  }
 }
 
 void SlotIndex::Hold(WorkerView& worker, SlotView& slot, const JobId& job) {
@@ -418,17 +421,24 @@ void SlotIndex::Reassign(const WorkerId& id, Change change) {
     }
     return slots;
   };
-  const auto shares = [&worker] {
-    return std::any_of(worker.slots.begin(), worker.slots.end(),
-                       [](const SlotView& slot) { return !slot.parts.empty(); });
+  // Devices that are free as a whole, and whether any has parts, in one pass.
+  bool parts = false;
+  const auto free = [&worker, &parts] {
+    ByKind slots = {};
+    parts = false;
+    for (const SlotView& slot : worker.slots) {
+      parts |= !slot.parts.empty();
+      if (worker.ready && slot.free()) ++slots[static_cast<size_t>(slot.kind)];
+    }
+    return slots;
   };
-  const ByKind before = count(kWholeDevice, false);
+  const ByKind before = free();
   std::vector<ByKind> before_of;  // by share
   for (const auto& [of, sums] : sums_) before_of.push_back(count(of.first, of.second));
-  if (shares()) CountShared(worker, -1);
+  if (parts) CountShared(worker, -1);
   change(worker);
-  if (shares()) CountShared(worker, 1);
-  const ByKind now = count(kWholeDevice, false);
+  const ByKind now = free();
+  if (parts) CountShared(worker, 1);
   for (size_t kind = 0; kind < now.size(); ++kind) {
     if (now[kind] == before[kind]) continue;
     MoveFree(worker, home_.find(id)->second, static_cast<v1::DeviceKind>(kind), before[kind],
