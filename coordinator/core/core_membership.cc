@@ -9,6 +9,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/replacement.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {

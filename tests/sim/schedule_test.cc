@@ -374,9 +374,7 @@ class Day {
       for (const WorkerView* worker : slots.marked()) {
         const bool others = worker->standing == v1::WORKER_STANDING_AVOIDED &&
                             (worker->id == id || !avoided.contains(worker->id));
-        if (others) {
-          trial.TakeAll(*worker, SlotsFor{job.device, job.share}, JobId("(hidden)"));
-        };
+        if (others) trial.TakeAll(*worker, SlotsFor{job.device, job.share}, JobId("(hidden)"));
       }
       if (PlaceGang(trial, job).has_value()) {
         Break(absl::StrCat(job.id.value(), " takes ", id.value(), ", which it could avoid"));
