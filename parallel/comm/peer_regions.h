@@ -48,7 +48,7 @@ class PeerRegions {
   kernels::Tensor Largest(const std::vector<int>& world_ranks) const;
   // Where world rank `of` has what this rank has at `mine`, which lies in that region.
   char* At(int region, int of, const void* mine) const;
-  // How many reads of peers at the same time are fastest, as Share has timed them: 1 or kPullsMax,
+  // How many reads of peers at the same time are best, as Share has timed them: 1 or kPullsMax,
   // the same on every rank. 1 where Share could not time them.
   int pulls_at_once() const { return pulls_at_once_; }
   const ShareOptions& options() const { return options_; }

@@ -39,9 +39,9 @@ struct TransportTimes {
 absl::StatusOr<TransportTimes> SlowestOf(const std::vector<TransportTimes>& by_rank);
 
 // Copy engines are preferred while they take at most this many times as long as NCCL alone: beside
-// them a GEMM keeps all multiprocessors, while NCCL's kernels cost it 5 to 9 %
-// (docs/decisions/0005-copy-engines-carry-large-collectives.md).
-inline constexpr double kCopyEnginesMayTake = 1.25;
+// them a GEMM keeps all multiprocessors, while NCCL's kernels hold some until the last rank has
+// copied (docs/decisions/0004-measured-transports.md has the steps that decided it).
+inline constexpr double kCopyEnginesMayTake = 2;
 
 struct TransportChoice {
   // All-gathers of this many bytes or more go through copy engines, others through NCCL. 0: all

@@ -13,7 +13,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <mutex>
 #include <thread>
 
@@ -159,6 +161,10 @@ absl::StatusOr<Communicator*> RankProcess::World(int ranks, int thread_blocks_ma
     options.connect_timeout = absl::Minutes(1);
     options.thread_blocks_max = thread_blocks_max;
     options.on_failure = [recorder = recorder_](const absl::Status&) { recorder->Freeze(); };
+    // Which transport a group takes explains many a step time.
+    if (rank_ == 0 && std::getenv("MUSTER_TEST_TRANSPORTS") != nullptr) {
+      options.on_transports = [](const std::string& what) { std::cerr << what << std::endl; };
+    }
     ASSIGN_OR_RETURN(world, MakeNcclCommunicator(store, rank_, ranks, *device_, options));
   } else {
     ASSIGN_OR_RETURN(world, MakeTcpCommunicator(store, rank_, ranks, parallel::TcpOptions()));
