@@ -99,14 +99,19 @@ __device__ inline void LoadBox(const CUtensorMap* map, int x, int y, uint32_t sh
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// The same for one head of a sample (DescribeHeads).
-__device__ inline void LoadHeadBox(const CUtensorMap* map, int head, int row, int sample,
-                                   uint32_t shared, uint32_t barrier) {
+// The same for one head of a sample (DescribeHeads), from column `column` on.
+__device__ inline void LoadHeadBox(const CUtensorMap* map, int column, int head, int row,
+                                   int sample, uint32_t shared, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-      "l"(map), "r"(0), "r"(head), "r"(row), "r"(sample), "r"(barrier)
+      "l"(map), "r"(column), "r"(head), "r"(row), "r"(sample), "r"(barrier)
       : "memory");
+}
+// The same of the first columns.
+__device__ inline void LoadHeadBox(const CUtensorMap* map, int head, int row, int sample,
+                                   uint32_t shared, uint32_t barrier) {
+  LoadHeadBox(map, 0, head, row, sample, shared, barrier);
 }
 // The same for `bytes` contiguous bytes, without a map; addresses and sizes are multiples of 16.
 __device__ inline void LoadBytes(const void* from, uint32_t bytes, uint32_t shared,

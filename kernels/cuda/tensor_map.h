@@ -14,8 +14,8 @@ namespace muster::kernels::cuda {
 // driver has no tensor maps.
 absl::Status DescribeBoxes(const Tensor& matrix, int box_rows, CUtensorMap& map);
 
-// The same of one head of one sample of [B,S,heads,64] with strides that are multiples of 16 bytes:
-// coordinates are column, head, row, sample.
+// The same of one head of one sample of [B,S,heads,columns] with strides that are multiples of 16
+// bytes: coordinates are column, head, row, sample.
 absl::Status DescribeHeads(const Tensor& heads, int box_rows, CUtensorMap& map);
 
 }  // namespace muster::kernels::cuda

@@ -1,6 +1,6 @@
 // The state-space scan for every shape, dtype and device, as its recurrence in fp32. A warp holds
 // some rows of a state (or of its gradient) in registers, the other dimension across its lanes.
-// ssd_hopper.h has faster kernels for the shapes of common models.
+// ssd_hopper.h has faster kernels for what is trained: 16-bit tensors with rows of whole 16 bytes.
 //
 // With G_t the gradient of state_t, and G behind a chunk stored by a scan from the end:
 //   dx, ddt: rows of the state by warp; one pass over a chunk each way.

@@ -19,10 +19,11 @@ constexpr int kSlots = kChunk / 32;  // positions of a lane
 constexpr int kHeadsOfBlock = 8;
 
 // A warp takes a chunk of a head; a block neighbouring heads, whose gradients of dt it writes side
-// by side.
+// by side. `all_terms` [passes, B * chunks * H * slices, kTerms].
+template <typename T>
 __global__ void __launch_bounds__(kHeadsOfBlock * 32)
-    StepGradientKernel(const __grid_constant__ SsdProblem<T> p, const float* factors,
-                       const float* all_terms, float* partials) {
+    StepGradientKernel(const __grid_constant__ SsdProblem<T> p, int slices, int passes,
+                       const float* factors, const float* all_terms, float* partials) {
   __shared__ float gradients[kChunk][kHeadsOfBlock + 1];
   const int64_t head_blocks = (p.heads + kHeadsOfBlock - 1) / kHeadsOfBlock;
   const int64_t first_head = blockIdx.x % head_blocks * kHeadsOfBlock;
@@ -32,16 +33,28 @@ __global__ void __launch_bounds__(kHeadsOfBlock * 32)
   const int64_t h = first_head + warp;
   if (h < p.heads) {
     const float* const own = factors + ChunkOfHead(p, chunk, h) * (kFactors * kChunk);
-    const float* const terms = all_terms + ChunkOfHead(p, chunk, h) * kTerms;
-    float pairs[kSlots], behind[kSlots], inner[kSlots], steps[kSlots];
-    LoadFloats<kSlots>(terms + kPairs * kChunk + lane * kSlots, pairs);
-    LoadFloats<kSlots>(terms + kBehind * kChunk + lane * kSlots, behind);
-    LoadFloats<kSlots>(terms + kInner * kChunk + lane * kSlots, inner);
+    float pairs[kSlots] = {}, behind[kSlots] = {}, inner[kSlots] = {}, steps[kSlots];
     LoadFloats<kSlots>(own + kStep * kChunk + lane * kSlots, steps);
     float exit_dot = 0, skip = 0;
-    for (int w = 0; w < kWarpsOfBlock; ++w) {
-      exit_dot += terms[kExitDot + w];
-      skip += terms[kSkipDot + w];
+    for (int pass = 0; pass < passes; ++pass) {
+      for (int slice = 0; slice < slices; ++slice) {
+        const int64_t chunks = p.samples * p.chunks;
+        const float* const terms =
+            all_terms + (((pass * chunks + chunk) * p.heads + h) * slices + slice) * kTerms;
+        const auto add = [&](int term, float(&to)[kSlots]) {
+          float more[kSlots];
+          LoadFloats<kSlots>(terms + term * kChunk + lane * kSlots, more);
+#pragma unroll
+          for (int i = 0; i < kSlots; ++i) to[i] += more[i];
+        };
+        add(kPairs, pairs);
+        add(kBehind, behind);
+        add(kInner, inner);
+        for (int w = 0; w < kWarpsOfBlock; ++w) {
+          exit_dot += terms[kExitDot + w];
+          if (pass == 0) skip += terms[kSkipDot + w];
+        }
+      }
     }
     exit_dot *= own[kEntry * kChunk + kChunk - 1];
     // Sums within the lane, then over the lanes behind and in front of it.
@@ -91,13 +104,17 @@ __global__ void __launch_bounds__(kHeadsOfBlock * 32)
   }
 }
 
-// dB and dC from the sums of the shares, four columns a thread. blockIdx.y: which of the two.
+// Columns [first, first + tile) of dB and dC, as far as there are any, from the sums of the shares,
+// four columns a thread. blockIdx.y: which of the two.
+template <typename T>
 __global__ void __launch_bounds__(256)
     AddSharesKernel(const __grid_constant__ SsdProblem<T> p, const float* dc, const float* db,
-                    int shares) {
-  const int64_t size = p.samples * p.positions * p.groups * p.columns;
+                    int shares, int first, int tile) {
+  const int64_t size = p.samples * p.positions * p.groups * tile;
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
   if (i >= size) return;
+  const int64_t column = first + i % tile;
+  if (column >= p.columns) return;
   const float* const from = (blockIdx.y == 0 ? dc : db) + i;
   float sum[4];
   LoadFloats<4>(from, sum);
@@ -107,10 +124,9 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum[j] += more[j];
   }
-  const int64_t row = i / p.columns, group = row % p.groups, token = row / p.groups;
+  const int64_t row = i / tile, group = row % p.groups, token = row / p.groups;
   T* const to =
-      (blockIdx.y == 0 ? p.dc : p.db).At(token / p.positions, token % p.positions, group) +
-      i % p.columns;
+      (blockIdx.y == 0 ? p.dc : p.db).At(token / p.positions, token % p.positions, group) + column;
   StorePack<4>(to, FromFloats<T>(sum));
 }
 
@@ -129,98 +145,105 @@ class Parts {
 };
 
 // What the kernels of a call leave for each other.
+template <typename T>
 struct Sums {
-  GradientParams params{};
-  Tensor gradients, scores;  // matrices for TMA
+  GradientParams<T> params{};
+  Tensor gradients, scores;  // for TMA
 };
 
-template <int P, int N>
-absl::Status LaunchGradients(CudaStream& stream, const SsdBackwardArgs& args, const Sums& sums) {
+// A pass over N columns: the gradients of x, B and C, and the terms of that of the step.
+template <typename T, int P, int N>
+absl::Status LaunchGradients(CudaStream& stream, const SsdBackwardArgs& args,
+                             const SsdProblem<T>& p, const Sums<T>& sums) {
   const SsdArgs& forward = args.forward;
-  const GradientParams& params = sums.params;
-  const int64_t state_rows = sums.gradients.dim(0);
+  const GradientParams<T>& params = sums.params;
   CUtensorMap x, dy, b, c, states, gradients, scores, dx;
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.x), kChunk, x));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.dy), kChunk, dy));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.b), kChunk, b));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(forward.c), kChunk, c));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.dx), kWarpRows, dx));
-  RETURN_IF_ERROR(
-      DescribeBoxes(Tensor(forward.states.data(), DType::kBF16, {state_rows, N}), P, states));
-  RETURN_IF_ERROR(DescribeBoxes(sums.gradients, P, gradients));
+  RETURN_IF_ERROR(DescribeHeads(forward.x, kChunk, x));
+  RETURN_IF_ERROR(DescribeHeads(args.dy, kChunk, dy));
+  RETURN_IF_ERROR(DescribeHeads(forward.b, kChunk, b));
+  RETURN_IF_ERROR(DescribeHeads(forward.c, kChunk, c));
+  RETURN_IF_ERROR(DescribeHeads(args.dx, kWarpRows, dx));
+  RETURN_IF_ERROR(DescribeHeads(StatesOf(p, forward.states.data(), forward.x.dtype()), P, states));
+  RETURN_IF_ERROR(DescribeHeads(sums.gradients, P, gradients));
   RETURN_IF_ERROR(DescribeBoxes(sums.scores, kChunk, scores));
   const int64_t blocks = int64_t{params.samples} * params.chunks * params.groups * params.shares;
-  RETURN_IF_ERROR(Launch(stream, "SsdBackward: scores", ScoresKernel<P, N>, blocks,
+  RETURN_IF_ERROR(Launch(stream, "SsdBackward: scores", ScoresKernel<T, P, N>, blocks,
                          ScoresLayout<P, N>::kThreads, ScoresLayout<P, N>::kSharedBytes, x, dy, b,
                          c, states, params));
-  return Launch(stream, "SsdBackward: inputs", InputsKernel<P, N>, blocks,
-                InputsLayout<P, N>::kThreads, InputsLayout<P, N>::kSharedBytes, x, dy, b, c,
-                gradients, states, scores, dx, params);
+  RETURN_IF_ERROR(Launch(stream, "SsdBackward: inputs", InputsKernel<T, P, N>, blocks,
+                         InputsLayout<P, N>::kThreads, InputsLayout<P, N>::kSharedBytes, x, dy, b,
+                         c, gradients, states, scores, dx, params));
+  const int64_t packs = p.samples * p.positions * p.groups * N / 4;
+  AddSharesKernel<T>
+      <<<dim3(static_cast<unsigned>(CeilDiv(packs, 256)), 2), 256, 0, stream.handle()>>>(
+          p, params.dc, params.db, params.shares, params.column, N);
+  return CudaStatus(cudaGetLastError(), "SsdBackward: sums");
 }
 
-template <int P, int N>
+template <typename T, int P, int N>
 absl::Status Backward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdProblem<T> p = DescribeSsd<T>(args);
-  const int64_t chunks = p.samples * p.chunks, state_rows = chunks * p.heads * P;
-  const int shares =
-      Shares(stream.cuda_device(), chunks * p.groups, p.heads / p.groups, kSsdBackwardFixedHeads);
+  const DType dtype = args.forward.x.dtype();
+  const SsdTiles tiles = SsdTilesOf(p.width, p.columns);
+  const int64_t chunks = p.samples * p.chunks, slices = chunks * p.heads * tiles.slices;
+  const int shares = Shares(stream.cuda_device(), p, tiles.slices, kSsdBackwardFixedHeads);
   const int64_t score_rows = shares * chunks * p.groups * kChunk;
   const int64_t sum_bytes = shares * p.samples * p.positions * p.groups * N * 4;
   Parts parts;
-  const StatesPlan plan(stream.cuda_device(), p);
+  const StatesPlan plan(stream.cuda_device(), p, tiles);
   parts.Add(FactorBytes(p) + BorderBytes(p));
   const int64_t ends_at = parts.Add(plan.Bytes(p));
-  const int64_t gradients_at = parts.Add(part == SsdPart::kWhole ? state_rows * N * 2 : 0);
-  const int64_t terms_at = parts.Add(chunks * p.heads * kTerms * 4);
+  const int64_t gradients_at =
+      parts.Add(part == SsdPart::kWhole ? chunks * p.heads * p.width * p.columns * 2 : 0);
+  const int64_t terms_at = parts.Add(tiles.passes * slices * kTerms * 4);
   const int64_t scores_at = parts.Add(score_rows * kChunk * 2);
   const int64_t dc_at = parts.Add(sum_bytes), db_at = parts.Add(sum_bytes);
   const int64_t partials_at = parts.Add(chunks * 3 * p.heads * 4);
   auto* const scratch = static_cast<char*>(stream.Scratch(parts.bytes()));
   if (scratch == nullptr) return absl::OkStatus();  // the stream has failed and says why
   const Prepared prepared = Prepare(stream, p, scratch);
-  Sums sums;
-  sums.gradients = Tensor(part == SsdPart::kWhole ? scratch + gradients_at : args.d_states.data(),
-                          DType::kBF16, {state_rows, N});
-  sums.scores = Tensor(scratch + scores_at, DType::kBF16, {score_rows, kChunk});
+  Sums<T> sums;
+  sums.gradients =
+      StatesOf(p, part == SsdPart::kWhole ? scratch + gradients_at : args.d_states.data(), dtype);
+  sums.scores = Tensor(scratch + scores_at, dtype, {score_rows, kChunk});
+  auto* const terms = reinterpret_cast<float*>(scratch + terms_at);
   sums.params = {.factors = prepared.factors,
                  .borders = {prepared.borders},
                  .d = p.d,
-                 .heads = static_cast<int>(p.heads),
+                 .dx = p.dx,
+                 .all = SlicesOf(p, tiles),
+                 .width = static_cast<int>(p.width),
                  .groups = static_cast<int>(p.groups),
                  .chunks = static_cast<int>(p.chunks),
                  .shares = shares,
                  .samples = static_cast<int>(p.samples),
+                 .column = 0,
                  .positions = p.positions,
-                 .terms = reinterpret_cast<float*>(scratch + terms_at),
+                 .terms = terms,
                  .scores = reinterpret_cast<T*>(scratch + scores_at),
                  .dc = reinterpret_cast<float*>(scratch + dc_at),
                  .db = reinterpret_cast<float*>(scratch + db_at)};
   auto* const partials = reinterpret_cast<float*>(scratch + partials_at);
   if (part != SsdPart::kRest) {
-    const absl::Status scanned =
-        LaunchStates<true, P, N>(stream, p, plan, args.dy, args.forward.c, sums.gradients,
-                                 prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
+    const absl::Status scanned = LaunchStates<true, T, P, N>(
+        stream, p, plan, SlicesOf(p, tiles), args.dy, args.forward.c, sums.gradients,
+        prepared.factors, p.d_final, p.d_initial, scratch + ends_at);
     RETURN_IF_ERROR(scanned);
   }
   if (part == SsdPart::kStates) return absl::OkStatus();
-  const absl::Status launched = LaunchGradients<P, N>(stream, args, sums);
-  RETURN_IF_ERROR(launched);
-  StepGradientKernel<<<static_cast<unsigned>(chunks * CeilDiv(p.heads, kHeadsOfBlock)),
-                       kHeadsOfBlock * 32, 0, stream.handle()>>>(p, prepared.factors,
-                                                                 sums.params.terms, partials);
-  const int64_t packs = p.samples * p.positions * p.groups * N / 4;
-  AddSharesKernel<<<dim3(static_cast<unsigned>(CeilDiv(packs, 256)), 2), 256, 0, stream.handle()>>>(
-      p, sums.params.dc, sums.params.db, shares);
-  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "SsdBackward: sums"));
+  for (; sums.params.column < p.columns; sums.params.column += N) {
+    const absl::Status launched = LaunchGradients<T, P, N>(stream, args, p, sums);
+    RETURN_IF_ERROR(launched);
+    sums.params.terms += slices * kTerms;
+  }
+  StepGradientKernel<T>
+      <<<static_cast<unsigned>(chunks * CeilDiv(p.heads, kHeadsOfBlock)), kHeadsOfBlock * 32, 0,
+         stream.handle()>>>(p, static_cast<int>(tiles.slices), static_cast<int>(tiles.passes),
+                            prepared.factors, terms, partials);
+  RETURN_IF_ERROR(CudaStatus(cudaGetLastError(), "SsdBackward: steps"));
   AddPartials(stream, partials, chunks, p.heads, true, args.d_dt_bias.f32(), args.d_a_log.f32(),
               args.dd.f32(), true);
   return absl::OkStatus();
-}
-
-absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
-  if (args.forward.x.dim(3) == 128) return Backward<128, 64>(stream, args, part);
-  if (args.forward.b.dim(3) == 64) return Backward<64, 64>(stream, args, part);
-  return Backward<64, 128>(stream, args, part);
 }
 
 }  // namespace
@@ -228,13 +251,15 @@ absl::Status BackwardOf(CudaStream& stream, const SsdBackwardArgs& args, SsdPart
 
 bool HopperSsdBackward(CudaStream& stream, const SsdBackwardArgs& args, SsdPart part) {
   const SsdArgs& forward = args.forward;
-  const int64_t p = forward.x.dim(3), n = forward.b.dim(3);
-  if (!SsdIsFused(p, n) ||
-      !ssd::Serves(stream.cuda_device(), forward,
+  if (!ssd::Serves(stream.cuda_device(), forward,
                    {&forward.x, &forward.b, &forward.c, &args.dy, &args.dx, &args.db, &args.dc})) {
     return false;
   }
-  absl::Status launched = ssd::BackwardOf(stream, args, part);
+  absl::Status launched =
+      ssd::ForTiles(forward.x.dtype(), SsdTilesOf(forward.x.dim(3), forward.b.dim(3)),
+                    [&](auto type, auto width, auto columns) {
+                      return ssd::Backward<decltype(type), width(), columns()>(stream, args, part);
+                    });
   if (!launched.ok()) stream.Fail(std::move(launched));
   return true;
 }

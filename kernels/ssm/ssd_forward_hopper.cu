@@ -10,6 +10,7 @@ namespace ssd {
 // Thread t of a block finds the borders of position t; then a warp takes one head after the other,
 // a lane four positions of it. Step sizes are read along heads and reach their positions through
 // shared memory.
+template <typename T>
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders) {
   constexpr int kOwn = kChunk / 32;  // positions of a lane
@@ -78,75 +79,79 @@ __global__ void __launch_bounds__(kChunk)
   }
 }
 
+template <typename T>
 Prepared Prepare(CudaStream& stream, const SsdProblem<T>& p, char* scratch) {
   Prepared prepared = {.factors = reinterpret_cast<float*>(scratch), .borders = nullptr};
   if (p.documents.data != nullptr) {
     prepared.borders = reinterpret_cast<int32_t*>(scratch + FactorBytes(p));
   }
   const int64_t blocks = p.samples * p.chunks * CeilDiv(p.heads, kHeadsOfPrepare);
-  PrepareKernel<<<static_cast<unsigned>(blocks), kChunk, 0, stream.handle()>>>(p, prepared.factors,
-                                                                               prepared.borders);
+  PrepareKernel<T><<<static_cast<unsigned>(blocks), kChunk, 0, stream.handle()>>>(
+      p, prepared.factors, prepared.borders);
   return prepared;
 }
+template Prepared Prepare(CudaStream&, const SsdProblem<__nv_bfloat16>&, char*);
+template Prepared Prepare(CudaStream&, const SsdProblem<__half>&, char*);
 
 namespace {
 
-template <int P, int N>
+template <typename T, int P, int N>
 absl::Status Forward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
   using Layout = OutputLayout<P, N>;
   const SsdProblem<T> p = DescribeSsd<T>(args);
-  const int64_t state_rows = p.samples * p.chunks * p.heads * P;
-  const StatesPlan plan(stream.cuda_device(), p);
+  const SsdTiles tiles = SsdTilesOf(p.width, p.columns);
+  const int64_t state_bytes = p.samples * p.chunks * p.heads * p.width * p.columns * 2;
+  const StatesPlan plan(stream.cuda_device(), p, tiles);
   const int64_t ends = FactorBytes(p) + CeilDiv(BorderBytes(p), 256) * 256;
   const int64_t front = ends + CeilDiv(plan.Bytes(p), 256) * 256;
   auto* const scratch =
-      static_cast<char*>(stream.Scratch(front + (args.states.empty() ? state_rows * N * 2 : 0)));
+      static_cast<char*>(stream.Scratch(front + (args.states.empty() ? state_bytes : 0)));
   if (scratch == nullptr) return absl::OkStatus();  // the stream has failed and says why
   const Prepared prepared = Prepare(stream, p, scratch);
-  const Tensor states(args.states.empty() ? scratch + front : args.states.data(), DType::kBF16,
-                      {state_rows, N});
+  const Tensor states =
+      StatesOf(p, args.states.empty() ? scratch + front : args.states.data(), args.x.dtype());
   if (part != SsdPart::kRest) {
     absl::Status launched =
-        LaunchStates<false, P, N>(stream, p, plan, args.x, args.b, states, prepared.factors,
-                                  p.initial, p.final_state, scratch + ends);
+        LaunchStates<false, T, P, N>(stream, p, plan, SlicesOf(p, tiles), args.x, args.b, states,
+                                     prepared.factors, p.initial, p.final_state, scratch + ends);
     RETURN_IF_ERROR(launched);
   }
   if (part == SsdPart::kStates) return absl::OkStatus();
   CUtensorMap x, b, c, states_map, y;
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.x), kChunk, x));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.b), kChunk, b));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.c), kChunk, c));
-  RETURN_IF_ERROR(DescribeHeads(InSlabs(args.y), kWarpRows, y));
-  RETURN_IF_ERROR(DescribeBoxes(states, P, states_map));
-  const int64_t chunks_of_groups = p.samples * p.chunks * p.groups;
-  const OutputParams params = {
-      .factors = prepared.factors,
-      .borders = {prepared.borders},
-      .d = p.d,
-      .heads = static_cast<int>(p.heads),
-      .groups = static_cast<int>(p.groups),
-      .chunks = static_cast<int>(p.chunks),
-      .shares = Shares(stream.cuda_device(), chunks_of_groups, p.heads / p.groups, 2.0)};
-  return Launch(stream, "SsdForward: outputs", OutputKernel<P, N>, chunks_of_groups * params.shares,
-                Layout::kThreads, Layout::kSharedBytes, x, b, c, states_map, y, params);
-}
-
-absl::Status ForwardOf(CudaStream& stream, const SsdArgs& args, SsdPart part) {
-  if (args.x.dim(3) == 128) return Forward<128, 64>(stream, args, part);
-  if (args.b.dim(3) == 64) return Forward<64, 64>(stream, args, part);
-  return Forward<64, 128>(stream, args, part);
+  RETURN_IF_ERROR(DescribeHeads(args.x, kChunk, x));
+  RETURN_IF_ERROR(DescribeHeads(args.b, kChunk, b));
+  RETURN_IF_ERROR(DescribeHeads(args.c, kChunk, c));
+  RETURN_IF_ERROR(DescribeHeads(args.y, kWarpRows, y));
+  RETURN_IF_ERROR(DescribeHeads(states, P, states_map));
+  OutputParams<T> params = {.factors = prepared.factors,
+                            .borders = {prepared.borders},
+                            .d = p.d,
+                            .y = p.y,
+                            .positions = p.positions,
+                            .all = SlicesOf(p, tiles),
+                            .width = static_cast<int>(p.width),
+                            .groups = static_cast<int>(p.groups),
+                            .chunks = static_cast<int>(p.chunks),
+                            .shares = Shares(stream.cuda_device(), p, tiles.slices, 2.0),
+                            .column = 0};
+  const int64_t blocks = p.samples * p.chunks * p.groups * params.shares;
+  for (; params.column < p.columns; params.column += N) {
+    RETURN_IF_ERROR(Launch(stream, "SsdForward: outputs", OutputKernel<T, P, N>, blocks,
+                           Layout::kThreads, Layout::kSharedBytes, x, b, c, states_map, y, params));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace ssd
 
 bool HopperSsdForward(CudaStream& stream, const SsdArgs& args, SsdPart part) {
-  const int64_t p = args.x.dim(3), n = args.b.dim(3);
-  if (!((p == 64 && (n == 64 || n == 128)) || (p == 128 && n == 64)) ||
-      !ssd::Serves(stream.cuda_device(), args, {&args.x, &args.b, &args.c, &args.y})) {
-    return false;
-  }
-  absl::Status launched = ssd::ForwardOf(stream, args, part);
+  if (!ssd::Serves(stream.cuda_device(), args, {&args.x, &args.b, &args.c, &args.y})) return false;
+  absl::Status launched =
+      ssd::ForTiles(args.x.dtype(), SsdTilesOf(args.x.dim(3), args.b.dim(3)),
+                    [&](auto type, auto width, auto columns) {
+                      return ssd::Forward<decltype(type), width(), columns()>(stream, args, part);
+                    });
   if (!launched.ok()) stream.Fail(std::move(launched));
   return true;
 }

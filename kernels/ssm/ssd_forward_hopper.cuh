@@ -3,7 +3,7 @@
 // A block takes a chunk of a sample and a share of the heads of a group. C B' is computed once, in
 // fp32, and stays in the registers of two warpgroups, which own 64 positions each; a producer
 // thread loads x and the state of head after head. Positions of the upper half are not multiplied
-// for the lower one, which comes before them. Bytes: x, the states and y, once.
+// for the lower one, which comes before them. Bytes: x, the states and y, once in a pass.
 #ifndef MUSTER_KERNELS_SSM_SSD_FORWARD_HOPPER_CUH_
 #define MUSTER_KERNELS_SSM_SSD_FORWARD_HOPPER_CUH_
 
@@ -24,11 +24,16 @@ struct OutputLayout {
                                       kStages * (kStageBytes + kScaleBytes) + (2 * kStages + 1) * 8;
 };
 
+template <typename T>
 struct OutputParams {
   const float* factors;
   Borders borders;
   const float* d;
-  int heads, groups, chunks, shares;
+  SsdView<T> y;
+  int64_t positions;
+  HeadSlices all;
+  int width, groups, chunks, shares;
+  int column;  // the first of this pass; those after the first add to y
 };
 
 #if MUSTER_WARPGROUP
@@ -53,47 +58,49 @@ struct OutputShared {
   __device__ uint32_t GroupFull() const { return Empty(Layout::kStages); }
 };
 
-template <int P, int N>
+template <typename T, int P, int N>
 __device__ inline void ProduceOutputs(const CUtensorMap& x, const CUtensorMap& b,
                                       const CUtensorMap& c, const CUtensorMap& states,
-                                      const OutputParams& p, const OutputShared<P, N>& shared,
+                                      const OutputParams<T>& p, const OutputShared<P, N>& shared,
                                       const HeadShare& at) {
   using Layout = OutputLayout<P, N>;
   hopper::ArriveExpecting(shared.GroupFull(), 2 * Layout::kGroupBytes);
   for (int slab = 0; slab < N / kSlab; ++slab) {
     const uint32_t offset = slab * kChunk * kRowBytes;
-    const int column = at.group * (N / kSlab) + slab;
-    hopper::LoadHeadBox(&c, column, at.chunk * kChunk, at.b, shared.C() + offset,
+    const int column = p.column + slab * kSlab;
+    hopper::LoadHeadBox(&c, column, at.group, at.chunk * kChunk, at.b, shared.C() + offset,
                         shared.GroupFull());
-    hopper::LoadHeadBox(&b, column, at.chunk * kChunk, at.b, shared.B() + offset,
+    hopper::LoadHeadBox(&b, column, at.group, at.chunk * kChunk, at.b, shared.B() + offset,
                         shared.GroupFull());
   }
   const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
   hopper::Turn<Layout::kStages> turn;
-  for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+  for (int i = at.begin; i < at.end; ++i, turn.Next()) {
+    const int h = p.all.Head(i), row = p.all.template Row<P>(i);
+    const int64_t head = chunk * p.all.heads + h;
     const uint32_t full = shared.Full(turn.stage);
     hopper::WaitBarrier(shared.Empty(turn.stage), turn.parity ^ 1);
     hopper::ArriveExpecting(full, Layout::kStageBytes + Layout::kScaleBytes);
     for (int slab = 0; slab < P / kSlab; ++slab) {
-      hopper::LoadHeadBox(&x, h * (P / kSlab) + slab, at.chunk * kChunk, at.b,
+      hopper::LoadHeadBox(&x, row + slab * kSlab, h, at.chunk * kChunk, at.b,
                           shared.X(turn.stage) + slab * kChunk * kRowBytes, full);
     }
     for (int slab = 0; slab < N / kSlab; ++slab) {
-      hopper::LoadBox(&states, slab * kSlab, static_cast<int>((chunk * p.heads + h) * P),
-                      shared.State(turn.stage) + slab * P * kRowBytes, full);
+      hopper::LoadHeadBox(&states, p.column + slab * kSlab, 0, row, static_cast<int>(head),
+                          shared.State(turn.stage) + slab * P * kRowBytes, full);
     }
-    hopper::LoadBytes(p.factors + (chunk * p.heads + h) * (kFactors * kChunk), Layout::kScaleBytes,
+    hopper::LoadBytes(p.factors + head * (kFactors * kChunk), Layout::kScaleBytes,
                       shared.Scale(turn.stage), full);
   }
 }
 
 // A warpgroup that owns rows [kFirst, kFirst + 64) of a chunk and sees columns [0, kFirst + 64).
-template <int P, int N, int kFirst>
+template <typename T, int P, int N, int kFirst>
 struct OutputConsumer {
   using Layout = OutputLayout<P, N>;
   static constexpr int kBlocks = (kFirst + kGroupRows) / 8;  // of eight columns
 
-  const OutputParams& p;
+  const OutputParams<T>& p;
   const OutputShared<P, N>& shared;
   const HeadShare& at;
   int lane, row;              // of this thread; it has row + 8, too
@@ -102,8 +109,8 @@ struct OutputConsumer {
   float cb[kBlocks][4];
   uint32_t probabilities[kBlocks / 2][4];
 
-  __device__ __forceinline__ OutputConsumer(const OutputParams& p, const OutputShared<P, N>& shared,
-                                            const HeadShare& at)
+  __device__ __forceinline__ OutputConsumer(const OutputParams<T>& p,
+                                            const OutputShared<P, N>& shared, const HeadShare& at)
       : p(p), shared(shared), at(at) {
     lane = threadIdx.x % 32;
     row = kFirst + threadIdx.x / 32 % 4 * kWarpRows + lane / 4;
@@ -139,15 +146,16 @@ struct OutputConsumer {
         if (!seen) exponent[i] = -INFINITY;
         weighed[j % 2][i] = cb[j][i] * Exp2(exponent[i]);
       }
-      if (j % 2 == 1) PackTiles(weighed[0], weighed[1], probabilities[j / 2]);
+      if (j % 2 == 1) PackTiles<T>(weighed[0], weighed[1], probabilities[j / 2]);
     }
   }
 
-  // y = sum + D x, through shared memory.
-  __device__ __forceinline__ void Store(const CUtensorMap& y, const float (&sum)[P / 8][4], int h,
+  // y = sum + D x, or += sum, through shared memory.
+  __device__ __forceinline__ void Store(const CUtensorMap& y, const float (&sum)[P / 8][4], int i,
                                         int stage) {
     const int warp_row = row - lane / 4;
-    const float d = p.d[h];
+    const int h = p.all.Head(i), column = p.all.template Row<P>(i);
+    const float d = p.column == 0 ? p.d[h] : 0;
     if (lane == 0) AwaitStores();
     __syncwarp();
 #pragma unroll
@@ -156,16 +164,25 @@ struct OutputConsumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int own = row + half * 8;
-        const float2 x = Unpack(LoadWord(PairAt(shared.X(stage) + slab, own, j % 8, lane % 4)));
-        StoreWord(PairAt(shared.Y() + slab, own, j % 8, lane % 4),
-                  PackPair<T>(sum[j][2 * half] + d * x.x, sum[j][2 * half + 1] + d * x.y));
+        const float2 x = Unpack<T>(LoadWord(PairAt(shared.X(stage) + slab, own, j % 8, lane % 4)));
+        float left = sum[j][2 * half] + d * x.x, right = sum[j][2 * half + 1] + d * x.y;
+        if (p.column > 0) {
+          const int64_t t = static_cast<int64_t>(at.chunk) * kChunk + own;
+          const int of_head = column + j * 8 + lane % 4 * 2;
+          if (t < p.positions && of_head < p.width) {
+            const float2 before = LoadPair(p.y.At(at.b, t, h) + of_head);
+            left += before.x;
+            right += before.y;
+          }
+        }
+        StoreWord(PairAt(shared.Y() + slab, own, j % 8, lane % 4), PackPair<T>(left, right));
       }
     }
     hopper::FenceAsyncProxy();
     __syncwarp();
     if (lane != 0) return;
     for (int slab = 0; slab < P / kSlab; ++slab) {
-      StoreHeadBox(&y, h * (P / kSlab) + slab, at.chunk * kChunk + warp_row, at.b,
+      StoreHeadBox(&y, column + slab * kSlab, h, at.chunk * kChunk + warp_row, at.b,
                    shared.Y() + slab * kChunk * kRowBytes + warp_row * kRowBytes);
     }
   }
@@ -175,20 +192,20 @@ struct OutputConsumer {
     hopper::WaitBarrier(shared.GroupFull(), 0);
     Clear(cb);
     hopper::FenceWgmma();
-    MultiplyRows<N / 16>(cb, shared.C() + kRowOffset, kChunk, shared.B(), kChunk, false);
+    MultiplyRows<T, N / 16>(cb, shared.C() + kRowOffset, kChunk, shared.B(), kChunk, false);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
     FenceRegisters(cb);
     hopper::Turn<Layout::kStages> turn;
 #pragma unroll 1
-    for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+    for (int i = at.begin; i < at.end; ++i, turn.Next()) {
       hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
       const uint32_t scale = shared.Scale(turn.stage);
       float sum[P / 8][4];
       Clear(sum);
       hopper::FenceWgmma();
-      MultiplyRows<N / 16>(sum, shared.C() + kRowOffset, kChunk, shared.State(turn.stage), P,
-                           false);
+      MultiplyRows<T, N / 16>(sum, shared.C() + kRowOffset, kChunk, shared.State(turn.stage), P,
+                              false);
       hopper::CommitWgmma();
       if (bordered) {
         Weigh<true>(scale);
@@ -200,12 +217,12 @@ struct OutputConsumer {
       ScaleRows(sum, LoadFloat(scale + kEntry * kFactorBytes + row * 4),
                 LoadFloat(scale + kEntry * kFactorBytes + (row + 8) * 4));
       hopper::FenceWgmma();
-      MultiplyColumns<kBlocks / 2>(sum, probabilities, shared.X(turn.stage), kChunk, true);
+      MultiplyColumns<T, kBlocks / 2>(sum, probabilities, shared.X(turn.stage), kChunk, true);
       hopper::CommitWgmma();
       hopper::WaitWgmma<0>();
       FenceRegisters(sum);
       FenceRegisters(probabilities);
-      Store(y, sum, h, turn.stage);
+      Store(y, sum, i, turn.stage);
       __syncwarp();
       if (lane == 0) hopper::Arrive(shared.Empty(turn.stage));
     }
@@ -216,11 +233,11 @@ struct OutputConsumer {
 #endif  // MUSTER_WARPGROUP
 
 // Boxes of x, B and C have kChunk rows, those of y kWarpRows, those of the states P.
-template <int P, int N>
+template <typename T, int P, int N>
 __global__ void __launch_bounds__((OutputLayout<P, N>::kThreads), 1)
     OutputKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap b,
                  const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap states,
-                 const __grid_constant__ CUtensorMap y, const __grid_constant__ OutputParams p) {
+                 const __grid_constant__ CUtensorMap y, const __grid_constant__ OutputParams<T> p) {
 #if MUSTER_WARPGROUP
   using Layout = OutputLayout<P, N>;
   extern __shared__ char unaligned[];
@@ -235,16 +252,16 @@ __global__ void __launch_bounds__((OutputLayout<P, N>::kThreads), 1)
     hopper::FenceBarrierInit();
   }
   __syncthreads();
-  const HeadShare at(p.heads, p.groups, p.chunks, p.shares);
+  const HeadShare at(p.all, p.groups, p.chunks, p.shares);
   if (threadIdx.x < kWarpgroup) {
     hopper::GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x == 0) ProduceOutputs(x, b, c, states, p, shared, at);
+    if (threadIdx.x == 0) ProduceOutputs<T, P, N>(x, b, c, states, p, shared, at);
   } else if (threadIdx.x < 2 * kWarpgroup) {
     hopper::TakeRegisters<kConsumerRegisters>();
-    OutputConsumer<P, N, 0>(p, shared, at).Run(y);
+    OutputConsumer<T, P, N, 0>(p, shared, at).Run(y);
   } else {
     hopper::TakeRegisters<kConsumerRegisters>();
-    OutputConsumer<P, N, kGroupRows>(p, shared, at).Run(y);
+    OutputConsumer<T, P, N, kGroupRows>(p, shared, at).Run(y);
   }
 #endif
 }

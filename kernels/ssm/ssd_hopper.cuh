@@ -8,15 +8,25 @@
 // Where a document begins inside a chunk, factors that would pass its border are zero, and Borders
 // say which pairs of positions belong together.
 //
-// Tiles in shared memory are slabs of 64 columns, as TMA swizzles them (warpgroup.cuh).
+// A block multiplies tiles of P rows of a head's state by N of its columns (SsdTiles). A head that
+// is wider is cut into slices of P, which share its steps: everything but x, y and the state is a
+// sum over them. States with more than N columns take a pass over N of them after the other, which
+// add up in y and dx. What a tile has beyond the edges of a head or a state is read as zero and not
+// written.
+//
+// Tiles in shared memory are slabs of 64 columns, as TMA swizzles them (warpgroup.cuh). T is bf16
+// or fp16.
 #ifndef MUSTER_KERNELS_SSM_SSD_HOPPER_CUH_
 #define MUSTER_KERNELS_SSM_SSD_HOPPER_CUH_
 
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/pack.cuh"
@@ -25,8 +35,6 @@
 #include "kernels/ssm/ssd_problem.cuh"
 
 namespace muster::kernels::cuda::ssd {
-
-using T = __nv_bfloat16;
 
 constexpr int kChunk = 128;
 constexpr int kGroupRows = 64;  // of a chunk, by a warpgroup
@@ -61,22 +69,36 @@ struct Borders {
 };
 
 // Of a chunk of a head: index into arrays of chunks of heads.
+template <typename T>
 __device__ inline int64_t ChunkOfHead(const SsdProblem<T>& p, int64_t chunk, int64_t h) {
   return chunk * p.heads + h;  // `chunk` counts over samples
 }
 
 // A block of kChunk threads takes a chunk of kHeadsOfPrepare heads.
 constexpr int kHeadsOfPrepare = 4;
+template <typename T>
 __global__ void __launch_bounds__(kChunk)
     PrepareKernel(const __grid_constant__ SsdProblem<T> p, float* factors, int32_t* borders);
 
-// The heads of one group that a block takes in a chunk of a sample.
+// Heads, each cut into `slices`.
+struct HeadSlices {
+  int heads, slices;
+
+  // Of the slice that is the i-th of all: its head, and its first row of the head's state.
+  __device__ int Head(int i) const { return slices == 1 ? i : i / slices; }
+  template <int P>
+  __device__ int Row(int i) const {
+    return slices == 1 ? 0 : i % slices * P;
+  }
+};
+
+// The slices of the heads of one group that a block takes in a chunk of a sample.
 struct HeadShare {
   int group, chunk, b, begin, end;
 
   // Neighbouring blocks share a chunk's B and C.
-  __device__ HeadShare(int heads, int groups, int chunks, int shares) {
-    const int share = blockIdx.x % shares, of_group = heads / groups;
+  __device__ HeadShare(HeadSlices all, int groups, int chunks, int shares) {
+    const int share = blockIdx.x % shares, of_group = all.heads / groups * all.slices;
     group = blockIdx.x / shares % groups;
     chunk = blockIdx.x / shares / groups % chunks;
     b = blockIdx.x / shares / groups / chunks;
@@ -114,8 +136,20 @@ __device__ inline uint32_t LoadWord(uint32_t at) {
 __device__ inline void StoreWord(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
+template <typename T>
 __device__ inline float2 Unpack(uint32_t pair) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  } else {
+    __half2 halves;
+    memcpy(&halves, &pair, sizeof(halves));
+    return __half22float2(halves);
+  }
+}
+// Two neighbouring values in global memory.
+template <typename T>
+__device__ inline float2 LoadPair(const T* at) {
+  return Unpack<T>(*reinterpret_cast<const uint32_t*>(at));
 }
 // Where a row of a slab has the pair of columns 8 * eight + 2 * pair and the next.
 __device__ inline uint32_t PairAt(uint32_t slab, int row, int eight, int pair) {
@@ -149,20 +183,14 @@ __device__ inline void LoadStraight(uint32_t slab, int row, int column, uint32_t
 
 // ---- copies -------------------------------------------------------------------------------------
 
-// Stores by TMA, each a commit of its own.
-__device__ inline void StoreHeadBox(const CUtensorMap* map, int head, int row, int sample,
-                                    uint32_t shared) {
+// Starts to store a box by TMA, as a commit of its own. What lies outside of the tensor is left
+// out.
+__device__ inline void StoreHeadBox(const CUtensorMap* map, int column, int head, int row,
+                                    int sample, uint32_t shared) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
       "cp.async.bulk.commit_group;" ::"l"(map),
-      "r"(0), "r"(head), "r"(row), "r"(sample), "r"(shared)
-      : "memory");
-}
-__device__ inline void StoreBox(const CUtensorMap* map, int x, int y, uint32_t shared) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
-      "cp.async.bulk.commit_group;" ::"l"(map),
-      "r"(x), "r"(y), "r"(shared)
+      "r"(column), "r"(head), "r"(row), "r"(sample), "r"(shared)
       : "memory");
 }
 // Waits until this thread's stores have read shared memory.
@@ -195,6 +223,7 @@ __device__ inline void ScaleRows(float (&c)[kN][4], float low, float high) {
   }
 }
 // Two neighbouring tiles of sums as a left operand.
+template <typename T>
 __device__ inline void PackTiles(const float (&left)[4], const float (&right)[4],
                                  uint32_t (&words)[4]) {
   words[0] = PackPair<T>(left[0], left[1]);
@@ -216,8 +245,8 @@ __device__ inline uint32_t KMajorStep(int i, int rows) {
 }
 constexpr uint32_t kMnMajorStep = 16 * kRowBytes / 16;
 
-// c (+)= a b', `steps` of 16: rows of both are K-major tiles; slabs have a_rows and b_rows rows.
-template <int kSteps, int kN>
+// c (+)= a b', kSteps of 16: rows of both are K-major tiles; slabs have a_rows and b_rows rows.
+template <typename T, int kSteps, int kN>
 __device__ inline void MultiplyRows(float (&c)[kN][4], uint32_t a, int a_rows, uint32_t b,
                                     int b_rows, bool add) {
   const uint64_t left = hopper::Operand(a, 16, kEights), right = hopper::Operand(b, 16, kEights);
@@ -228,7 +257,7 @@ __device__ inline void MultiplyRows(float (&c)[kN][4], uint32_t a, int a_rows, u
   }
 }
 // c (+)= a b, a in registers and b an MN-major tile whose slabs have b_rows rows.
-template <int kSteps, int kN>
+template <typename T, int kSteps, int kN>
 __device__ inline void MultiplyColumns(float (&c)[kN][4], const uint32_t (&a)[kSteps][4],
                                        uint32_t b, int b_rows, bool add) {
   const uint64_t right = hopper::Operand(b, b_rows * kRowBytes, kEights);
@@ -237,19 +266,6 @@ __device__ inline void MultiplyColumns(float (&c)[kN][4], const uint32_t (&a)[kS
     GroupMultiplyAdd<T, true>(c, RegisterOperand{a[i]}, right + i * kMnMajorStep, add || i > 0);
   }
 }
-// The same with a K-major tile on the left.
-template <int kSteps, int kN>
-__device__ inline void MultiplyTiles(float (&c)[kN][4], uint32_t a, int a_rows, uint32_t b,
-                                     int b_rows, bool add) {
-  const uint64_t left = hopper::Operand(a, 16, kEights);
-  const uint64_t right = hopper::Operand(b, b_rows * kRowBytes, kEights);
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    GroupMultiplyAdd<T, true>(c, TileOperand{left + KMajorStep(i, a_rows)},
-                              right + i * kMnMajorStep, add || i > 0);
-  }
-}
-
 #endif  // MUSTER_WARPGROUP
 
 }  // namespace muster::kernels::cuda::ssd

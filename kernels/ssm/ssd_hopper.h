@@ -1,5 +1,5 @@
-// The state-space scan by wgmma and TMA (sm_90a), for bf16, head widths and states of 64 and 128,
-// and chunks of 128 positions.
+// The state-space scan by wgmma and TMA (sm_90a), for bf16 and fp16, head widths and states of
+// multiples of 8 up to 256 (SsdIsFused), and chunks of 128 positions.
 #ifndef MUSTER_KERNELS_SSM_SSD_HOPPER_H_
 #define MUSTER_KERNELS_SSM_SSD_HOPPER_H_
 

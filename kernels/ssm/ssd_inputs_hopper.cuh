@@ -6,7 +6,7 @@
 //   g_s = e^(a_end - a_s) G B_s + sum over t of <B_s, C_t> e^(a_t - a_s) dy_t
 //   dx_s = step_s g_s + D dy_s, dB_s += e^(a_end - a_s) step_s G' x_s;
 // and in the end dB += dCB' C, with dCB of ssd_scores_hopper.cuh. Bytes: x, dy, dx and the
-// gradients of states, once, and the states once more, for <G, H>.
+// gradients of states, once in a pass, and the states once more, for <G, H>.
 #ifndef MUSTER_KERNELS_SSM_SSD_INPUTS_HOPPER_CUH_
 #define MUSTER_KERNELS_SSM_SSD_INPUTS_HOPPER_CUH_
 
@@ -55,35 +55,37 @@ struct InputsShared {
   __device__ uint32_t GroupFull() const { return Empty(Layout::kStages); }
 };
 
-template <int P, int N>
+template <typename T, int P, int N>
 __device__ inline void ProduceInputs(const CUtensorMap& x, const CUtensorMap& dy,
                                      const CUtensorMap& b, const CUtensorMap& c,
                                      const CUtensorMap& gradients, const CUtensorMap& states,
-                                     const CUtensorMap& scores, const GradientParams& p,
+                                     const CUtensorMap& scores, const GradientParams<T>& p,
                                      const InputsShared<P, N>& shared, const HeadShare& at) {
   using Layout = InputsLayout<P, N>;
-  LoadGroup(b, c, shared, at, N / kSlab);
+  LoadGroup(b, c, shared, at, p.column, N / kSlab);
   const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
   hopper::Turn<Layout::kStages> turn;
-  for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+  for (int i = at.begin; i < at.end; ++i, turn.Next()) {
+    const int h = p.all.Head(i), first_row = p.all.template Row<P>(i);
+    const int64_t head = chunk * p.all.heads + h;
     const uint32_t full = shared.Full(turn.stage);
     hopper::WaitBarrier(shared.Empty(turn.stage), turn.parity ^ 1);
     hopper::ArriveExpecting(full, Layout::kStageBytes + Layout::kScaleBytes);
     for (int slab = 0; slab < N / kSlab; ++slab) {
-      const int row = static_cast<int>((chunk * p.heads + h) * P);
-      hopper::LoadBox(&gradients, slab * kSlab, row,
-                      shared.Gradient(turn.stage) + slab * P * kRowBytes, full);
-      hopper::LoadBox(&states, slab * kSlab, row, shared.State(turn.stage) + slab * P * kRowBytes,
-                      full);
+      const int column = p.column + slab * kSlab;
+      hopper::LoadHeadBox(&gradients, column, 0, first_row, static_cast<int>(head),
+                          shared.Gradient(turn.stage) + slab * P * kRowBytes, full);
+      hopper::LoadHeadBox(&states, column, 0, first_row, static_cast<int>(head),
+                          shared.State(turn.stage) + slab * P * kRowBytes, full);
     }
     for (int slab = 0; slab < P / kSlab; ++slab) {
       const uint32_t offset = slab * kChunk * kRowBytes;
-      hopper::LoadHeadBox(&x, h * (P / kSlab) + slab, at.chunk * kChunk, at.b,
+      hopper::LoadHeadBox(&x, first_row + slab * kSlab, h, at.chunk * kChunk, at.b,
                           shared.X(turn.stage) + offset, full);
-      hopper::LoadHeadBox(&dy, h * (P / kSlab) + slab, at.chunk * kChunk, at.b,
+      hopper::LoadHeadBox(&dy, first_row + slab * kSlab, h, at.chunk * kChunk, at.b,
                           shared.Dy(turn.stage) + offset, full);
     }
-    hopper::LoadBytes(p.factors + (chunk * p.heads + h) * (kFactors * kChunk), Layout::kScaleBytes,
+    hopper::LoadBytes(p.factors + head * (kFactors * kChunk), Layout::kScaleBytes,
                       shared.Scale(turn.stage), full);
   }
   hopper::WaitBarrier(shared.Empty(turn.stage), turn.parity ^ 1);
@@ -97,13 +99,13 @@ __device__ inline void ProduceInputs(const CUtensorMap& x, const CUtensorMap& dy
 
 // A warpgroup that owns rows [kFirst, kFirst + 64) of a chunk and is seen by positions from kFirst
 // on.
-template <int P, int N, int kFirst>
+template <typename T, int P, int N, int kFirst>
 struct InputsConsumer {
   using Layout = InputsLayout<P, N>;
   static constexpr int kBlocks = (kChunk - kFirst) / 8;
   static constexpr uint32_t kRowOffset = kFirst * kRowBytes;
 
-  const GradientParams& p;
+  const GradientParams<T>& p;
   const InputsShared<P, N>& shared;
   const HeadShare& at;
   int lane, warp, row;      // row: of this thread; it has row + 8, too
@@ -113,7 +115,7 @@ struct InputsConsumer {
   float db[N / 8][4];
   uint32_t probabilities[kBlocks / 2][4];
 
-  __device__ __forceinline__ InputsConsumer(const GradientParams& p,
+  __device__ __forceinline__ InputsConsumer(const GradientParams<T>& p,
                                             const InputsShared<P, N>& shared, const HeadShare& at)
       : p(p), shared(shared), at(at) {
     lane = threadIdx.x % 32;
@@ -150,7 +152,7 @@ struct InputsConsumer {
         if (!seen) exponent[i] = -INFINITY;
         weighed[j % 2][i] = bc[j][i] * Exp2(exponent[i]);
       }
-      if (j % 2 == 1) PackTiles(weighed[0], weighed[1], probabilities[j / 2]);
+      if (j % 2 == 1) PackTiles<T>(weighed[0], weighed[1], probabilities[j / 2]);
     }
   }
 
@@ -163,7 +165,7 @@ struct InputsConsumer {
                    words[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = Unpack(words[i][j]);
+        const float2 x = Unpack<T>(words[i][j]);
         const float by = j % 2 == 0 ? low : high;
         words[i][j] = PackPair<T>(x.x * by, x.y * by);
       }
@@ -179,7 +181,7 @@ struct InputsConsumer {
       const uint32_t slab = shared.X(stage) + j / 8 * kChunk * kRowBytes;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 x = Unpack(LoadWord(PairAt(slab, row + half * 8, j % 8, lane % 4)));
+        const float2 x = Unpack<T>(LoadWord(PairAt(slab, row + half * 8, j % 8, lane % 4)));
         dot[half] += sum[j][2 * half] * x.x + sum[j][2 * half + 1] * x.y;
       }
     }
@@ -200,7 +202,7 @@ struct InputsConsumer {
                    : "r"(shared.State(stage) + offset));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = Unpack(g[j]), y = Unpack(h[j]);
+        const float2 x = Unpack<T>(g[j]), y = Unpack<T>(h[j]);
         dot += x.x * y.x + x.y * y.y;
       }
     }
@@ -209,11 +211,11 @@ struct InputsConsumer {
 
   // Stores dx through the place of x, and the terms of the gradient of the step.
   __device__ __forceinline__ void Store(const CUtensorMap& dx, const float (&sum)[P / 8][4],
-                                        float step_low, float step_high, float (&behind)[2], int h,
+                                        float step_low, float step_high, float (&behind)[2], int i,
                                         int stage) {
-    const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
-    float* const terms = p.terms + (chunk * p.heads + h) * kTerms;
-    const float d = p.d[h];
+    float* const terms = p.Terms(at, i);
+    const int h = p.all.Head(i), column = p.all.template Row<P>(i);
+    const float d = p.column == 0 ? p.d[h] : 0;
     float inner[2] = {0, 0}, skip = 0;
 #pragma unroll
     for (int j = 0; j < P / 8; ++j) {
@@ -221,14 +223,23 @@ struct InputsConsumer {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t offset = PairAt(slab, row + half * 8, j % 8, lane % 4);
-        const float2 x = Unpack(LoadWord(shared.X(stage) + offset));
-        const float2 dy = Unpack(LoadWord(shared.Dy(stage) + offset));
+        const float2 x = Unpack<T>(LoadWord(shared.X(stage) + offset));
+        const float2 dy = Unpack<T>(LoadWord(shared.Dy(stage) + offset));
         const float left = sum[j][2 * half], right = sum[j][2 * half + 1];
         inner[half] += left * x.x + right * x.y;
         skip += dy.x * x.x + dy.y * x.y;
         const float step = half == 0 ? step_low : step_high;
-        StoreWord(shared.X(stage) + offset,
-                  PackPair<T>(step * left + d * dy.x, step * right + d * dy.y));
+        float2 gradient = {step * left + d * dy.x, step * right + d * dy.y};
+        if (p.column > 0) {
+          const int64_t t = static_cast<int64_t>(at.chunk) * kChunk + row + half * 8;
+          const int of_head = column + j * 8 + lane % 4 * 2;
+          if (t < p.positions && of_head < p.width) {
+            const float2 before = LoadPair(p.dx.At(at.b, t, h) + of_head);
+            gradient.x += before.x;
+            gradient.y += before.y;
+          }
+        }
+        StoreWord(shared.X(stage) + offset, PackPair<T>(gradient.x, gradient.y));
       }
     }
     hopper::FenceAsyncProxy();
@@ -236,7 +247,7 @@ struct InputsConsumer {
     if (lane == 0) {
       const int warp_row = row - lane / 4;
       for (int slab = 0; slab < P / kSlab; ++slab) {
-        StoreHeadBox(&dx, h * (P / kSlab) + slab, at.chunk * kChunk + warp_row, at.b,
+        StoreHeadBox(&dx, column + slab * kSlab, h, at.chunk * kChunk + warp_row, at.b,
                      shared.X(stage) + slab * kChunk * kRowBytes + warp_row * kRowBytes);
       }
     }
@@ -257,7 +268,7 @@ struct InputsConsumer {
     }
   }
 
-  __device__ __forceinline__ void Head(const CUtensorMap& dx, int h, int stage) {
+  __device__ __forceinline__ void Slice(const CUtensorMap& dx, int i, int stage) {
     const uint32_t scale = shared.Scale(stage);
     const float exit_low = LoadFloat(scale + kExit * kFactorBytes + row * 4);
     const float exit_high = LoadFloat(scale + kExit * kFactorBytes + (row + 8) * 4);
@@ -266,7 +277,7 @@ struct InputsConsumer {
     float sum[P / 8][4];
     Clear(sum);
     hopper::FenceWgmma();
-    MultiplyRows<N / 16>(sum, shared.B() + kRowOffset, kChunk, shared.Gradient(stage), P, false);
+    MultiplyRows<T, N / 16>(sum, shared.B() + kRowOffset, kChunk, shared.Gradient(stage), P, false);
     hopper::CommitWgmma();
     if (bordered) {
       Weigh<true>(scale);
@@ -279,7 +290,8 @@ struct InputsConsumer {
     float behind[2];
     DotInput(stage, sum, behind);
     hopper::FenceWgmma();
-    MultiplyColumns<kBlocks / 2>(sum, probabilities, shared.Dy(stage) + kRowOffset, kChunk, true);
+    MultiplyColumns<T, kBlocks / 2>(sum, probabilities, shared.Dy(stage) + kRowOffset, kChunk,
+                                    true);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
     FenceRegisters(sum);
@@ -287,9 +299,9 @@ struct InputsConsumer {
     uint32_t input[P / 16][4];
     ScaleInput(stage, exit_low * step_low, exit_high * step_high, input);
     hopper::FenceWgmma();
-    MultiplyColumns<P / 16>(db, input, shared.Gradient(stage), P, true);
+    MultiplyColumns<T, P / 16>(db, input, shared.Gradient(stage), P, true);
     hopper::CommitWgmma();
-    Store(dx, sum, step_low, step_high, behind, h, stage);
+    Store(dx, sum, step_low, step_high, behind, i, stage);
     hopper::WaitWgmma<0>();
     FenceRegisters(db);
     FenceRegisters(input);
@@ -303,7 +315,7 @@ struct InputsConsumer {
                      threadIdx.x / 32 % 4 * kWarpRows, words[i]);
     }
     hopper::FenceWgmma();
-    MultiplyColumns<kBlocks / 2>(db, words, shared.C() + kRowOffset, kChunk, true);
+    MultiplyColumns<T, kBlocks / 2>(db, words, shared.C() + kRowOffset, kChunk, true);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
     FenceRegisters(words);
@@ -325,16 +337,16 @@ struct InputsConsumer {
     Clear(bc);
     Clear(db);
     hopper::FenceWgmma();
-    MultiplyRows<N / 16>(bc, shared.B() + kRowOffset, kChunk, shared.C() + kRowOffset, kChunk,
-                         false);
+    MultiplyRows<T, N / 16>(bc, shared.B() + kRowOffset, kChunk, shared.C() + kRowOffset, kChunk,
+                            false);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
     FenceRegisters(bc);
     hopper::Turn<Layout::kStages> turn;
 #pragma unroll 1
-    for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+    for (int i = at.begin; i < at.end; ++i, turn.Next()) {
       hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
-      Head(dx, h, turn.stage);
+      Slice(dx, i, turn.stage);
       __syncwarp();
       if (lane == 0) hopper::Arrive(shared.Empty(turn.stage));
     }
@@ -348,14 +360,14 @@ struct InputsConsumer {
 
 // Boxes of x, dy, B, C and the scores have kChunk rows, those of dx kWarpRows, those of the states
 // and their gradients P.
-template <int P, int N>
+template <typename T, int P, int N>
 __global__ void __launch_bounds__((InputsLayout<P, N>::kThreads), 1)
     InputsKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
                  const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
                  const __grid_constant__ CUtensorMap gradients,
                  const __grid_constant__ CUtensorMap states,
                  const __grid_constant__ CUtensorMap scores, const __grid_constant__ CUtensorMap dx,
-                 const __grid_constant__ GradientParams p) {
+                 const __grid_constant__ GradientParams<T> p) {
 #if MUSTER_WARPGROUP
   using Layout = InputsLayout<P, N>;
   extern __shared__ char unaligned[];
@@ -370,16 +382,17 @@ __global__ void __launch_bounds__((InputsLayout<P, N>::kThreads), 1)
     hopper::FenceBarrierInit();
   }
   __syncthreads();
-  const HeadShare at(p.heads, p.groups, p.chunks, p.shares);
+  const HeadShare at(p.all, p.groups, p.chunks, p.shares);
   if (threadIdx.x < kWarpgroup) {
     hopper::GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x == 0) ProduceInputs(x, dy, b, c, gradients, states, scores, p, shared, at);
+    if (threadIdx.x == 0)
+      ProduceInputs<T, P, N>(x, dy, b, c, gradients, states, scores, p, shared, at);
   } else if (threadIdx.x < 2 * kWarpgroup) {
     hopper::TakeRegisters<kConsumerRegisters>();
-    InputsConsumer<P, N, 0>(p, shared, at).Run(dx);
+    InputsConsumer<T, P, N, 0>(p, shared, at).Run(dx);
   } else {
     hopper::TakeRegisters<kConsumerRegisters>();
-    InputsConsumer<P, N, kGroupRows>(p, shared, at).Run(dx);
+    InputsConsumer<T, P, N, kGroupRows>(p, shared, at).Run(dx);
   }
 #endif
 }

@@ -7,7 +7,8 @@
 //   dP = dY X', dCB += dP W, M = dP W CB, r_t = sum of row t of M - sum of its column t,
 //   dC_t += e^(a_t) H' dy_t, q_t = e^(a_t) <dy_t, H C_t>;
 // and in the end dC += dCB B. Sums of rows and columns are of the same fp32 numbers, so that what
-// they have in common cancels. Bytes: x, dy and the states, once.
+// they have in common cancels. Bytes: x, dy and the states, once in a
+// pass.
 #ifndef MUSTER_KERNELS_SSM_SSD_SCORES_HOPPER_CUH_
 #define MUSTER_KERNELS_SSM_SSD_SCORES_HOPPER_CUH_
 
@@ -28,17 +29,26 @@ constexpr int kExitDot = kTermRows * kChunk;        // <G, H>, by warp
 constexpr int kSkipDot = kExitDot + kWarpsOfBlock;  // <dy, x>, by warp
 constexpr int kTerms = kSkipDot + kWarpsOfBlock;
 
+template <typename T>
 struct GradientParams {
   const float* factors;
   Borders borders;
   const float* d;
-  int heads, groups, chunks, shares, samples;
+  SsdView<T> dx;
+  HeadSlices all;
+  int width, groups, chunks, shares, samples;
+  int column;  // the first of this pass; those after the first add to dx
   int64_t positions;
-  float* terms;  // [B * chunks * H, kTerms]
+  float* terms;  // [B * chunks * H * slices, kTerms] of this pass
   T* scores;     // [shares, B * chunks, G, kChunk, kChunk]: dCB
-  float* dc;     // [shares, B, S, G, N]
+  float* dc;     // [shares, B, S, G, N], N of a tile
   float* db;     // likewise
 
+  // Of the i-th slice of all heads.
+  __device__ float* Terms(const HeadShare& at, int i) const {
+    const int64_t chunk = static_cast<int64_t>(at.b) * chunks + at.chunk;
+    return terms + (chunk * all.heads * all.slices + i) * kTerms;
+  }
   __device__ int64_t Scores(const HeadShare& at, int share) const {
     return ((static_cast<int64_t>(share) * samples + at.b) * chunks + at.chunk) * groups + at.group;
   }
@@ -104,59 +114,60 @@ struct ScoresShared {
 // Starts to load B and C of a chunk.
 template <typename Shared>
 __device__ inline void LoadGroup(const CUtensorMap& b, const CUtensorMap& c, const Shared& shared,
-                                 const HeadShare& at, int slabs) {
+                                 const HeadShare& at, int first_column, int slabs) {
   hopper::ArriveExpecting(shared.GroupFull(), 2 * Shared::Layout::kGroupBytes);
   for (int slab = 0; slab < slabs; ++slab) {
     const uint32_t offset = slab * kChunk * kRowBytes;
-    const int column = at.group * slabs + slab;
-    hopper::LoadHeadBox(&c, column, at.chunk * kChunk, at.b, shared.C() + offset,
+    const int column = first_column + slab * kSlab;
+    hopper::LoadHeadBox(&c, column, at.group, at.chunk * kChunk, at.b, shared.C() + offset,
                         shared.GroupFull());
-    hopper::LoadHeadBox(&b, column, at.chunk * kChunk, at.b, shared.B() + offset,
+    hopper::LoadHeadBox(&b, column, at.group, at.chunk * kChunk, at.b, shared.B() + offset,
                         shared.GroupFull());
   }
 }
 
-template <int P, int N>
+template <typename T, int P, int N>
 __device__ inline void ProduceScores(const CUtensorMap& x, const CUtensorMap& dy,
                                      const CUtensorMap& b, const CUtensorMap& c,
-                                     const CUtensorMap& states, const GradientParams& p,
+                                     const CUtensorMap& states, const GradientParams<T>& p,
                                      const ScoresShared<P, N>& shared, const HeadShare& at) {
   using Layout = ScoresLayout<P, N>;
-  LoadGroup(b, c, shared, at, N / kSlab);
+  LoadGroup(b, c, shared, at, p.column, N / kSlab);
   const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
   hopper::Turn<Layout::kStages> turn;
-  for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+  for (int i = at.begin; i < at.end; ++i, turn.Next()) {
+    const int h = p.all.Head(i), row = p.all.template Row<P>(i);
+    const int64_t head = chunk * p.all.heads + h;
     const uint32_t full = shared.Full(turn.stage);
     hopper::WaitBarrier(shared.Empty(turn.stage), turn.parity ^ 1);
     hopper::ArriveExpecting(full, Layout::kStageBytes + Layout::kScaleBytes);
     for (int slab = 0; slab < P / kSlab; ++slab) {
       const uint32_t offset = slab * kChunk * kRowBytes;
-      hopper::LoadHeadBox(&dy, h * (P / kSlab) + slab, at.chunk * kChunk, at.b,
+      hopper::LoadHeadBox(&dy, row + slab * kSlab, h, at.chunk * kChunk, at.b,
                           shared.Dy(turn.stage) + offset, full);
-      hopper::LoadHeadBox(&x, h * (P / kSlab) + slab, at.chunk * kChunk, at.b,
+      hopper::LoadHeadBox(&x, row + slab * kSlab, h, at.chunk * kChunk, at.b,
                           shared.X(turn.stage) + offset, full);
     }
     for (int slab = 0; slab < N / kSlab; ++slab) {
-      hopper::LoadBox(&states, slab * kSlab, static_cast<int>((chunk * p.heads + h) * P),
-                      shared.State(turn.stage) + slab * P * kRowBytes, full);
+      hopper::LoadHeadBox(&states, p.column + slab * kSlab, 0, row, static_cast<int>(head),
+                          shared.State(turn.stage) + slab * P * kRowBytes, full);
     }
-    hopper::LoadBytes(p.factors + (chunk * p.heads + h) * (kFactors * kChunk), Layout::kScaleBytes,
+    hopper::LoadBytes(p.factors + head * (kFactors * kChunk), Layout::kScaleBytes,
                       shared.Scale(turn.stage), full);
   }
 }
 
-// A warp beside the producer: r_t + q_t of head after head, from the sums of the warps that
+// A warp beside the producer: r_t + q_t of slice after slice, from the sums of the warps that
 // multiply.
-template <int P, int N>
-__device__ inline void CollectTerms(const GradientParams& p, const ScoresShared<P, N>& shared,
+template <typename T, int P, int N>
+__device__ inline void CollectTerms(const GradientParams<T>& p, const ScoresShared<P, N>& shared,
                                     const HeadShare& at) {
   using Layout = ScoresLayout<P, N>;
   const int lane = threadIdx.x % 32;
-  const int64_t chunk = static_cast<int64_t>(at.b) * p.chunks + at.chunk;
   hopper::Turn<Layout::kSumStages> turn;
-  for (int h = at.begin; h < at.end; ++h, turn.Next()) {
+  for (int of = at.begin; of < at.end; ++of, turn.Next()) {
     hopper::WaitBarrier(shared.SumsFull(turn.stage), turn.parity);
-    float* const to = p.terms + (chunk * p.heads + h) * kTerms + kPairs * kChunk + lane;
+    float* const to = p.Terms(at, of) + kPairs * kChunk + lane;
 #pragma unroll
     for (int i = 0; i < kChunk / 32; ++i) {
       const int column = (i * 32 + lane) * 4;
@@ -190,13 +201,13 @@ __device__ inline float SumOfColumn(float (&sums)[8]) {
 }
 
 // A warpgroup that owns rows [kFirst, kFirst + 64) of a chunk and sees columns [0, kFirst + 64).
-template <int P, int N, int kFirst>
+template <typename T, int P, int N, int kFirst>
 struct ScoresConsumer {
   using Layout = ScoresLayout<P, N>;
   static constexpr int kBlocks = (kFirst + kGroupRows) / 8;
   static constexpr uint32_t kRowOffset = kFirst * kRowBytes;
 
-  const GradientParams& p;
+  const GradientParams<T>& p;
   const ScoresShared<P, N>& shared;
   const HeadShare& at;
   int lane, warp, row;        // row: of this thread; it has row + 8, too
@@ -205,7 +216,7 @@ struct ScoresConsumer {
   float scores[kBlocks][4];  // the gradient of C B'
   float dc[N / 8][4];
 
-  __device__ __forceinline__ ScoresConsumer(const GradientParams& p,
+  __device__ __forceinline__ ScoresConsumer(const GradientParams<T>& p,
                                             const ScoresShared<P, N>& shared, const HeadShare& at)
       : p(p), shared(shared), at(at) {
     lane = threadIdx.x % 32;
@@ -226,7 +237,7 @@ struct ScoresConsumer {
     float cb[kBlocks][4];
     Clear(cb);
     hopper::FenceWgmma();
-    MultiplyRows<N / 16>(cb, shared.C() + kRowOffset, kChunk, shared.B(), kChunk, false);
+    MultiplyRows<T, N / 16>(cb, shared.C() + kRowOffset, kChunk, shared.B(), kChunk, false);
     hopper::CommitWgmma();
     hopper::WaitWgmma<0>();
     FenceRegisters(cb);
@@ -285,7 +296,7 @@ struct ScoresConsumer {
     float entry[P / 8][4];  // H C_t
     Clear(entry);
     hopper::FenceWgmma();
-    MultiplyRows<N / 16>(entry, shared.C() + kRowOffset, kChunk, shared.State(stage), P, false);
+    MultiplyRows<T, N / 16>(entry, shared.C() + kRowOffset, kChunk, shared.State(stage), P, false);
     hopper::CommitWgmma();
     uint32_t dy[P / 16][4];  // times e^(a_t)
 #pragma unroll
@@ -294,13 +305,13 @@ struct ScoresConsumer {
                    dy[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = Unpack(dy[i][j]);
+        const float2 x = Unpack<T>(dy[i][j]);
         const float by = j % 2 == 0 ? low : high;
         dy[i][j] = PackPair<T>(x.x * by, x.y * by);
       }
     }
     hopper::FenceWgmma();
-    MultiplyColumns<P / 16>(dc, dy, shared.State(stage), P, true);
+    MultiplyColumns<T, P / 16>(dc, dy, shared.State(stage), P, true);
     hopper::CommitWgmma();
     hopper::WaitWgmma<1>();
     FenceRegisters(entry);
@@ -309,7 +320,7 @@ struct ScoresConsumer {
     for (int i = 0; i < P / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = Unpack(dy[i][j]);
+        const float2 x = Unpack<T>(dy[i][j]);
         const int tile = 2 * i + j / 2, half = j % 2;
         rows[half] += entry[tile][2 * half] * x.x + entry[tile][2 * half + 1] * x.y;
       }
@@ -334,10 +345,10 @@ struct ScoresConsumer {
     uint32_t words[kBlocks / 2][4];
 #pragma unroll
     for (int i = 0; i < kBlocks / 2; ++i) {
-      PackTiles(scores[2 * i], scores[2 * i + 1], words[i]);
+      PackTiles<T>(scores[2 * i], scores[2 * i + 1], words[i]);
     }
     hopper::FenceWgmma();
-    MultiplyColumns<kBlocks / 2>(dc, words, shared.B(), kChunk, true);
+    MultiplyColumns<T, kBlocks / 2>(dc, words, shared.B(), kChunk, true);
     hopper::CommitWgmma();
     T* const to = p.scores + p.Scores(at, share) * (kChunk * kChunk);
 #pragma unroll
@@ -375,15 +386,15 @@ struct ScoresConsumer {
     hopper::Turn<Layout::kStages> turn;
     hopper::Turn<Layout::kSumStages> sums;
 #pragma unroll 1
-    for (int h = at.begin; h < at.end; ++h, turn.Next(), sums.Next()) {
+    for (int i = at.begin; i < at.end; ++i, turn.Next(), sums.Next()) {
       hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
       float rows[2];
       {
         float dp[kBlocks][4];
         Clear(dp);
         hopper::FenceWgmma();
-        MultiplyRows<P / 16>(dp, shared.Dy(turn.stage) + kRowOffset, kChunk, shared.X(turn.stage),
-                             kChunk, false);
+        MultiplyRows<T, P / 16>(dp, shared.Dy(turn.stage) + kRowOffset, kChunk,
+                                shared.X(turn.stage), kChunk, false);
         hopper::CommitWgmma();
         hopper::WaitWgmma<0>();
         FenceRegisters(dp);
@@ -406,12 +417,12 @@ struct ScoresConsumer {
 #endif  // MUSTER_WARPGROUP
 
 // Boxes have kChunk rows, those of the states P.
-template <int P, int N>
+template <typename T, int P, int N>
 __global__ void __launch_bounds__((ScoresLayout<P, N>::kThreads), 1)
     ScoresKernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
                  const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
                  const __grid_constant__ CUtensorMap states,
-                 const __grid_constant__ GradientParams p) {
+                 const __grid_constant__ GradientParams<T> p) {
 #if MUSTER_WARPGROUP
   using Layout = ScoresLayout<P, N>;
   extern __shared__ char unaligned[];
@@ -430,17 +441,17 @@ __global__ void __launch_bounds__((ScoresLayout<P, N>::kThreads), 1)
     hopper::FenceBarrierInit();
   }
   __syncthreads();
-  const HeadShare at(p.heads, p.groups, p.chunks, p.shares);
+  const HeadShare at(p.all, p.groups, p.chunks, p.shares);
   if (threadIdx.x < kWarpgroup) {
     hopper::GiveRegisters<kProducerRegisters>();
-    if (threadIdx.x == 0) ProduceScores(x, dy, b, c, states, p, shared, at);
-    if (threadIdx.x / 32 == 1) CollectTerms(p, shared, at);
+    if (threadIdx.x == 0) ProduceScores<T, P, N>(x, dy, b, c, states, p, shared, at);
+    if (threadIdx.x / 32 == 1) CollectTerms<T, P, N>(p, shared, at);
   } else if (threadIdx.x < 2 * kWarpgroup) {
     hopper::TakeRegisters<kConsumerRegisters>();
-    ScoresConsumer<P, N, 0>(p, shared, at).Run();
+    ScoresConsumer<T, P, N, 0>(p, shared, at).Run();
   } else {
     hopper::TakeRegisters<kConsumerRegisters>();
-    ScoresConsumer<P, N, kGroupRows>(p, shared, at).Run();
+    ScoresConsumer<T, P, N, kGroupRows>(p, shared, at).Run();
   }
 #endif
 }

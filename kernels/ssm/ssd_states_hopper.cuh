@@ -1,10 +1,10 @@
 // The states in front of chunks, from the first chunk on, or the gradients of the states behind
-// them, from the last (ssd_hopper.cuh). A block scans one head of one sample; where there are few,
-// half of the columns, or a segment of a long sequence: a first pass then leaves what each segment
-// makes of a state of zero, ChainKernel makes of it the states in front of segments, and a second
-// pass starts from those. Each warpgroup keeps 64 rows of the state in its registers, in fp32; a
-// producer thread loads half chunks ahead. Bytes: x or dy and the states, once; B or C once for
-// every head, out of the L2 cache.
+// them, from the last (ssd_hopper.cuh). A block scans a slice of a head of one sample with N
+// columns; where there are few, with 64, or a segment of a long sequence: a first pass then leaves
+// what each segment makes of a state of zero, ChainKernel makes of it the states in front of
+// segments, and a second pass starts from those. Each warpgroup keeps 64 rows of the state in its
+// registers, in fp32; a producer thread loads half chunks ahead. Bytes: x or dy and the states,
+// once; B or C once for every head, out of the L2 cache.
 #ifndef MUSTER_KERNELS_SSM_SSD_STATES_HOPPER_CUH_
 #define MUSTER_KERNELS_SSM_SSD_STATES_HOPPER_CUH_
 
@@ -32,22 +32,28 @@ struct StatesLayout {
 
 struct StatesParams {
   const float* factors;
-  const float* first;  // [B,H,segments,P,all columns] fp32 or null: what segments start from
-  float* last;         // [B,H,P,all columns] or null: what the last segment ends with
-  float* ends;         // [B,H,segments,P,all columns] in the first pass, which stores no states
-  int heads, heads_of_group, chunks, columns, column_slices;
+  const float* first;  // [B,H,segments,width,columns] fp32 or null: what segments start from
+  float* last;         // [B,H,width,columns] or null: what the last segment ends with
+  float* ends;         // [B,H,segments,width,columns] in the first pass, which stores no states
+  HeadSlices all;
+  int width, heads_of_group, chunks, columns, column_slices;
   int segments, segment;  // how many, and chunks of one
 };
 
 // What a block scans. Chunks count in the order of the scan.
 struct StatesPlace {
-  int b, h, slice, segment, begin, end;
+  int b, h, row, column, segment, begin, end;  // the first row and column
 
-  __device__ explicit StatesPlace(const StatesParams& p) {
-    slice = blockIdx.x % p.column_slices;
+  template <int P, int N>
+  __device__ StatesPlace(const StatesParams& p, std::integral_constant<int, P>,
+                         std::integral_constant<int, N>) {
+    column = blockIdx.x % p.column_slices * N;
     segment = blockIdx.x / p.column_slices % p.segments;
-    h = blockIdx.x / p.column_slices / p.segments % p.heads;
-    b = blockIdx.x / p.column_slices / p.segments / p.heads;
+    const int slices = p.all.heads * p.all.slices;
+    const int slice = blockIdx.x / p.column_slices / p.segments % slices;
+    h = p.all.Head(slice);
+    row = p.all.template Row<P>(slice);
+    b = blockIdx.x / p.column_slices / p.segments / slices;
     begin = segment * p.segment;
     end = min(p.chunks, begin + p.segment);
   }
@@ -61,15 +67,15 @@ template <bool kReverse>
 __global__ void __launch_bounds__(kChainThreads)
     ChainKernel(const StatesParams p, const float* first, int size) {
   __shared__ float decays[kSegmentsMax];
-  const int slices = size / kChainThreads;
+  const int slices = (size + kChainThreads - 1) / kChainThreads, heads = p.all.heads;
   const int64_t head = blockIdx.x / slices;  // over samples
-  const int64_t b = head / p.heads, h = head % p.heads;
+  const int64_t b = head / heads, h = head % heads;
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i + 1 < p.segments; i += kChainThreads / 32) {
     float decay = 1;
     for (int at = i * p.segment + lane; at < (i + 1) * p.segment; at += 32) {
       const int64_t chunk = b * p.chunks + (kReverse ? p.chunks - 1 - at : at);
-      decay *= p.factors[((chunk * p.heads + h) * kFactors + kEntry + 1) * kChunk - 1];
+      decay *= p.factors[((chunk * heads + h) * kFactors + kEntry + 1) * kChunk - 1];
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
@@ -79,6 +85,7 @@ __global__ void __launch_bounds__(kChainThreads)
   }
   __syncthreads();
   const int64_t i = blockIdx.x % slices * kChainThreads + threadIdx.x;
+  if (i >= size) return;
   float state = first == nullptr ? 0 : first[head * size + i];
   float* at = p.ends + head * p.segments * size + i;
   for (int segment = 0; segment < p.segments; ++segment, at += size) {
@@ -111,24 +118,23 @@ __device__ inline void ProduceStates(const CUtensorMap& left, const CUtensorMap&
                                      const StatesPlace& place) {
   using Layout = StatesLayout<P, N>;
   hopper::Turn<kStateStages> turn;
-  const int b = place.b, h = place.h, slice = place.slice;
-  const int group = h / p.heads_of_group, slabs = p.columns / kSlab;
+  const int b = place.b, h = place.h, group = h / p.heads_of_group;
   for (int i = place.begin; i < place.end; ++i) {
     const int chunk = kReverse ? p.chunks - 1 - i : i;
     const float* const factors =
         p.factors +
-        ((static_cast<int64_t>(b) * p.chunks + chunk) * p.heads + h) * (kFactors * kChunk);
+        ((static_cast<int64_t>(b) * p.chunks + chunk) * p.all.heads + h) * (kFactors * kChunk);
     for (int half = 0; half < 2; ++half, turn.Next()) {
       const int row = chunk * kChunk + half * kHalf;
       const uint32_t full = shared.Full(turn.stage), scale = shared.Scale(turn.stage);
       hopper::WaitBarrier(shared.Empty(turn.stage), turn.parity ^ 1);
       hopper::ArriveExpecting(full, Layout::kStageBytes + Layout::kScaleBytes);
       for (int slab = 0; slab < P / kSlab; ++slab) {
-        hopper::LoadHeadBox(&left, h * (P / kSlab) + slab, row, b,
+        hopper::LoadHeadBox(&left, place.row + slab * kSlab, h, row, b,
                             shared.Left(turn.stage) + slab * kHalf * kRowBytes, full);
       }
       for (int slab = 0; slab < N / kSlab; ++slab) {
-        hopper::LoadHeadBox(&right, group * slabs + slice * (N / kSlab) + slab, row, b,
+        hopper::LoadHeadBox(&right, place.column + slab * kSlab, group, row, b,
                             shared.Right(turn.stage) + slab * kHalf * kRowBytes, full);
       }
       const float* const one = factors + (kReverse ? kEntry : kExit) * kChunk + half * kHalf;
@@ -142,7 +148,7 @@ __device__ inline void ProduceStates(const CUtensorMap& left, const CUtensorMap&
 
 // Starts state += the scaled rows of a half chunk (outer) its columns. `operand` is in use until
 // the MMAs are done.
-template <bool kReverse, int P, int N>
+template <bool kReverse, typename T, int P, int N>
 __device__ inline void AddHalf(float (&state)[N / 8][4], uint32_t (&operand)[4][4], int stage,
                                const StatesShared<P, N>& shared) {
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32 % 4;
@@ -160,26 +166,29 @@ __device__ inline void AddHalf(float (&state)[N / 8][4], uint32_t (&operand)[4][
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float2 x = Unpack(operand[i][2 * k + j]);
+        const float2 x = Unpack<T>(operand[i][2 * k + j]);
         operand[i][2 * k + j] = PackPair<T>(x.x * by.x, x.y * by.y);
       }
     }
   }
   hopper::FenceWgmma();
-  MultiplyColumns<4>(state, operand, shared.Right(stage), kHalf, true);
+  MultiplyColumns<T, 4>(state, operand, shared.Right(stage), kHalf, true);
   hopper::CommitWgmma();
 }
 
-template <bool kReverse, int P, int N>
+template <bool kReverse, typename T, int P, int N>
 __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams& p,
                                   const StatesShared<P, N>& shared, const StatesPlace& place) {
-  const int b = place.b, h = place.h, slice = place.slice;
+  const int b = place.b, h = place.h, heads = p.all.heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int row = warp * kWarpRows + lane / 4;  // and that + 8
-  const int64_t head = static_cast<int64_t>(b) * p.heads + h;
-  // In a state [P, all columns].
-  const int own = row * p.columns + slice * N + lane % 4 * 2;
-  const int size = P * p.columns;
+  const int row = place.row + warp * kWarpRows + lane / 4;  // and that + 8
+  const int column = place.column + lane % 4 * 2;
+  const int64_t head = static_cast<int64_t>(b) * heads + h;
+  // In a state [width, columns].
+  const int own = row * p.columns + column, size = p.width * p.columns;
+  const auto is_inside = [&](int j, int i) {
+    return row + i / 2 * 8 < p.width && column + j * 8 < p.columns;
+  };
   float state[N / 8][4];
   Clear(state);
   if (p.first != nullptr) {
@@ -188,7 +197,7 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        state[j][i] = from[i / 2 * 8 * p.columns + j * 8 + i % 2];
+        if (is_inside(j, i)) state[j][i] = from[i / 2 * 8 * p.columns + j * 8 + i % 2];
       }
     }
   }
@@ -208,9 +217,10 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
     hopper::FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) {
-      const int to = ((b * p.chunks + chunk) * p.heads + h) * P + warp * kWarpRows;
+      const int to = (b * p.chunks + chunk) * heads + h;
       for (int slab = 0; slab < N / kSlab; ++slab) {
-        StoreBox(&states, slice * N + slab * kSlab, to, out + slab * P * kRowBytes);
+        StoreHeadBox(&states, place.column + slab * kSlab, 0, place.row + warp * kWarpRows, to,
+                     out + slab * P * kRowBytes);
       }
     }
   };
@@ -220,10 +230,10 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
     hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
     const float decay = LoadFloat(shared.Scale(turn.stage) + 2 * kHalf * 4 + 12);
     ScaleRows(state, decay, decay);
-    AddHalf<kReverse>(state, operands[0], turn.stage, shared);
+    AddHalf<kReverse, T>(state, operands[0], turn.stage, shared);
     turn.Next();
     hopper::WaitBarrier(shared.Full(turn.stage), turn.parity);
-    AddHalf<kReverse>(state, operands[1], turn.stage, shared);
+    AddHalf<kReverse, T>(state, operands[1], turn.stage, shared);
     hopper::WaitWgmma<1>();
     FenceRegisters(operands[0]);
     if (lane == 0) hopper::Arrive(shared.Empty(first));
@@ -240,7 +250,7 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
     for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        to[own + i / 2 * 8 * p.columns + j * 8 + i % 2] = state[j][i];
+        if (is_inside(j, i)) to[own + i / 2 * 8 * p.columns + j * 8 + i % 2] = state[j][i];
       }
     }
   }
@@ -250,7 +260,7 @@ __device__ inline void ScanStates(const CUtensorMap& states, const StatesParams&
 #endif  // MUSTER_WARPGROUP
 
 // `left` is x or dy, `right` B or C; boxes of kHalf rows. Boxes of `states` have kWarpRows rows.
-template <bool kReverse, int P, int N>
+template <bool kReverse, typename T, int P, int N>
 __global__ void __launch_bounds__((StatesLayout<P, N>::kThreads), (P == 64 ? 3 : 2))
     StatesKernel(const __grid_constant__ CUtensorMap left,
                  const __grid_constant__ CUtensorMap right,
@@ -269,13 +279,13 @@ __global__ void __launch_bounds__((StatesLayout<P, N>::kThreads), (P == 64 ? 3 :
     hopper::FenceBarrierInit();
   }
   __syncthreads();
-  const StatesPlace place(p);
+  const StatesPlace place(p, std::integral_constant<int, P>(), std::integral_constant<int, N>());
   // Nothing starts from what the last segment ends with.
   if (p.ends != nullptr && place.segment == p.segments - 1) return;
   if (threadIdx.x >= Layout::kGroups * kWarpgroup) {
     if (threadIdx.x % 32 == 0) ProduceStates<kReverse>(left, right, p, shared, place);
   } else {
-    ScanStates<kReverse>(states, p, shared, place);
+    ScanStates<kReverse, T>(states, p, shared, place);
   }
 #endif
 }

@@ -348,7 +348,7 @@ int64_t ScanBytes(const TrainerPlace& place) {
   scan.width = shape.scan.head_width;
   scan.columns = shape.scan.state;
   scan.chunk = kMamba2Chunk;
-  scan.bf16 = ComputeDtype(place.options.precision) == DType::kBF16;
+  scan.in_16_bits = ComputeDtype(place.options.precision) != DType::kF32;
   scan.states_given = passes;
   return kernels::SsdWorkspaceBytes(scan);
 }

@@ -34,7 +34,12 @@ constexpr Layer kLayers[] = {{"mamba2-130m 32x1024", 32, 1024, 24, 1, 64, 128, 1
                              {"mamba2-780m 1x32768", 1, 32768, 48, 1, 64, 128, 128},
                              {"mamba2-130m 1x262144", 1, 262144, 24, 1, 64, 128, 128},
                              {"8 groups 2x2048", 2, 2048, 128, 8, 64, 128, 128},
-                             {"head width 128 8x2048", 8, 2048, 24, 1, 128, 64, 128}};
+                             {"head width 128 8x2048", 8, 2048, 24, 1, 128, 64, 128},
+                             {"head width 128, state 128 8x2048", 8, 2048, 24, 1, 128, 128, 128},
+                             {"head width 80 8x2048", 8, 2048, 40, 1, 80, 128, 128},
+                             {"head width 32, state 16 8x2048", 8, 2048, 96, 1, 32, 16, 128},
+                             {"state 64 8x2048", 8, 2048, 48, 1, 64, 64, 128},
+                             {"state 256 8x2048", 8, 2048, 48, 1, 64, 256, 128}};
 
 void Scan(Bench& bench, const Layer& l) {
   const auto slice = [&](const Tensor& rows, int64_t begin, int64_t slots, int64_t size) {

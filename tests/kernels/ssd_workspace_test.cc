@@ -3,18 +3,21 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
+
 namespace muster::kernels {
 namespace {
 
 // mamba2-780m: 48 heads of 64, 128 columns of the state.
-SsdShape Shape(int64_t samples, bool bf16) {
+SsdShape Shape(int64_t samples, bool in_16_bits) {
   SsdShape shape;
   shape.samples = samples;
   shape.positions = 2048;
   shape.heads = 48;
   shape.width = 64;
   shape.columns = 128;
-  shape.bf16 = bf16;
+  shape.in_16_bits = in_16_bits;
   return shape;
 }
 
@@ -45,21 +48,40 @@ TEST(SsdWorkspaceTest, FewChunks_AreSharedByBlocksThatEachHaveSums) {
 }
 
 TEST(SsdWorkspaceTest, StatesThatTheCallerHas_AreNotCountedTwice) {
-  for (const bool bf16 : {true, false}) {
-    SsdShape given = Shape(8, bf16);
+  for (const bool in_16_bits : {true, false}) {
+    SsdShape given = Shape(8, in_16_bits);
     given.states_given = true;
-    EXPECT_EQ(SsdWorkspaceBytes(Shape(8, bf16)) - SsdWorkspaceBytes(given),
-              8 * kStates * (bf16 ? 2 : 4));
+    EXPECT_EQ(SsdWorkspaceBytes(Shape(8, in_16_bits)) - SsdWorkspaceBytes(given),
+              8 * kStates * (in_16_bits ? 2 : 4));
   }
 }
 
 TEST(SsdWorkspaceTest, WithoutAFusedKernel_StatesAndTwoRowsOfFp32AHead) {
   const int64_t expected = int64_t{2} * 8 * 2048 * 48 * 4 + 8 * kStates * 4 + 8 * kPartials;
   EXPECT_EQ(SsdWorkspaceBytes(Shape(8, false)), expected);
-  SsdShape wide = Shape(8, true);  // no fused kernel takes heads of 80
-  wide.width = 80;
-  EXPECT_FALSE(SsdIsFused(80, 128));
-  EXPECT_EQ(SsdWorkspaceBytes(wide), expected + 8 * kChunks * 48 * 16 * 128 * 4);
+  SsdShape wide = Shape(8, true);  // rows of 84 elements are no multiple of 16 bytes
+  wide.width = 84;
+  EXPECT_FALSE(SsdIsFused(84, 128));
+  EXPECT_EQ(SsdWorkspaceBytes(wide), expected + 8 * kChunks * 48 * 20 * 128 * 4);
+}
+
+TEST(SsdWorkspaceTest, WideHeadsAndStates_AreCutIntoTiles) {
+  const auto tiles = [](int64_t width, int64_t columns) {
+    const SsdTiles cut = SsdTilesOf(width, columns);
+    return std::array{cut.width, cut.columns, cut.slices, cut.passes};
+  };
+  EXPECT_EQ(tiles(64, 128), (std::array<int64_t, 4>{64, 128, 1, 1}));
+  EXPECT_EQ(tiles(128, 64), (std::array<int64_t, 4>{128, 64, 1, 1}));
+  EXPECT_EQ(tiles(128, 128), (std::array<int64_t, 4>{64, 128, 2, 1}));
+  EXPECT_EQ(tiles(80, 256), (std::array<int64_t, 4>{64, 128, 2, 2}));
+  EXPECT_EQ(tiles(32, 16), (std::array<int64_t, 4>{64, 64, 1, 1}));
+  // Another slice and another pass have terms of their own, and states; factors are the head's.
+  SsdShape large = Shape(8, true);
+  large.width = 128;
+  large.columns = 256;
+  const int64_t terms = 8 * kChunks * 48 * (3 * 128 + 16) * 4;
+  EXPECT_EQ(SsdWorkspaceBytes(large) - SsdWorkspaceBytes(Shape(8, true)),
+            3 * terms + 3 * 8 * kStates * 2);
 }
 
 TEST(SsdWorkspaceTest, PositionsOfAChunkThatIsNotFull_CountAsAWholeOne) {
