@@ -2,7 +2,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -324,6 +326,19 @@ class Converter {
                      quoted_number ? "; remove the quotes" : ""));
   }
 
+  // Whether a field counts something of which there is always some. In the message 0 stands for the
+  // default, so that a 0 that a user writes has to be refused here.
+  static bool CountsAtLeastOne(const FieldDescriptor& field) {
+    static const auto* const names = new absl::flat_hash_set<std::string>{
+        "muster.v1.MambaSpec.heads",      "muster.v1.MambaSpec.head_width",
+        "muster.v1.MambaSpec.groups",     "muster.v1.MambaSpec.state",
+        "muster.v1.MambaSpec.taps",       "muster.v1.ModelSpec.kv_heads",
+        "muster.v1.ModelSpec.ffn",        "muster.v1.ModelSpec.head_width",
+        "muster.v1.ParallelSpec.tensor",  "muster.v1.ParallelSpec.context",
+        "muster.v1.ParallelSpec.pipeline"};
+    return names->contains(field.full_name());
+  }
+
   template <typename T, typename SetFunction, typename AddFunction>
   void ConvertWhole(const Node& node, const std::string& path, const FieldDescriptor& field,
                     Message* message, SetFunction set, AddFunction add) {
@@ -335,6 +350,10 @@ class Converter {
       Add(node, path,
           absl::StrCat("out of range: ", Quoted(node.text), " is not between ",
                        std::numeric_limits<T>::min(), " and ", std::numeric_limits<T>::max()));
+      return;
+    }
+    if (value == 0 && CountsAtLeastOne(field)) {
+      Add(node, path, "0 is out of range; at least 1, or leave it out for the default");
       return;
     }
     Store(field, message, value, set, add);
