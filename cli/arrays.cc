@@ -120,10 +120,9 @@ absl::Status ChangeTasks(CoordinatorClient& client, const std::string& array,
     return absl::OkStatus();
   }
   static const std::map<v1::ArrayChange, std::string> kDone = {
-      {v1::ARRAY_CHANGE_CANCEL, "cancelled"},
-      {v1::ARRAY_CHANGE_HOLD, "held"},
-      {v1::ARRAY_CHANGE_RELEASE, "released"},
-      {v1::ARRAY_CHANGE_REQUEUE, "requeued"}};
+      {v1::ARRAY_CHANGE_CANCEL, "cancelled"},  {v1::ARRAY_CHANGE_HOLD, "held"},
+      {v1::ARRAY_CHANGE_RELEASE, "released"},  {v1::ARRAY_CHANGE_REQUEUE, "requeued"},
+      {v1::ARRAY_CHANGE_PREEMPT, "preempted"}, {v1::ARRAY_CHANGE_SUSPEND, "suspended"}};
   terminal.out << report.array() << ": " << kDone.at(change) << " " << report.changed() << " of "
                << Tasks(report.tasks());
   if (report.ended() > 0) terminal.out << "; " << report.ended() << " had ended";

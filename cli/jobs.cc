@@ -165,8 +165,10 @@ v1::ArrayChange ArrayChangeOf(CoordinatorClient::JobChange change) {
       return v1::ARRAY_CHANGE_RELEASE;
     case JobChange::kRequeue:
       return v1::ARRAY_CHANGE_REQUEUE;
-    default:
-      return v1::ARRAY_CHANGE_UNSPECIFIED;
+    case JobChange::kPreempt:
+      return v1::ARRAY_CHANGE_PREEMPT;
+    case JobChange::kSuspend:
+      return v1::ARRAY_CHANGE_SUSPEND;
   }
 }
 
@@ -174,12 +176,10 @@ v1::ArrayChange ArrayChangeOf(CoordinatorClient::JobChange change) {
 
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal) {
-  const v1::ArrayChange of_array = ArrayChangeOf(change);
-  if (of_array != v1::ARRAY_CHANGE_UNSPECIFIED) {
-    ASSIGN_OR_RETURN(const bool array, IsArray(client, request.name()));
-    if (array) {
-      return ChangeTasks(client, request.name(), of_array, request.reason(), format, terminal);
-    }
+  ASSIGN_OR_RETURN(const bool array, IsArray(client, request.name()));
+  if (array) {
+    return ChangeTasks(client, request.name(), ArrayChangeOf(change), request.reason(), format,
+                       terminal);
   }
   ASSIGN_OR_RETURN(const v1::Job job, client.ChangeJob(change, request));
   if (format != Format::kTable) {
@@ -226,6 +226,7 @@ absl::Status ResizeJob(CoordinatorClient& client, const std::string& name, const
   return absl::OkStatus();
 }
 
+  return v1::ARRAY_CHANGE_UNSPECIFIED;
 absl::Status Cancel(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal) {
   ASSIGN_OR_RETURN(const bool array, IsArray(client, name));

@@ -28,7 +28,7 @@ absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, bool 
                      Format format, Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
-// preempt, suspend, resume, hold, release and requeue; of an array all but the first two.
+// preempt, suspend, resume, hold, release and requeue, of a job or of all tasks of an array.
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
 // `ranks`: a number, or "auto".

@@ -312,6 +312,11 @@ TEST_F(App, Watch_GoesOnByIdAfterTheStreamBroke) {
 
 TEST(Absence, WatchWithoutNewsForAnHour_SurvivesARestart) {
   const absl::Time start = absl::UnixEpoch();
+  EXPECT_EQ(RunApp({"preempt", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_PREEMPT);
+  EXPECT_EQ(RunApp({"suspend", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_SUSPEND);
+  EXPECT_THAT(out_.str(), HasSubstr("sweep: suspended 1 of 3 tasks"));
   Absence absence(absl::Minutes(10));
   absence.Opened(start);
   EXPECT_TRUE(absence.ShouldRetry(start + absl::Hours(1)));

@@ -56,6 +56,9 @@ TEST_F(RpcTest, Array_IsSubmittedChangedAndListed) {
   EXPECT_THAT(stub_->Explain(Context().get(), why, &explained).error_message(),
               HasSubstr("did you mean 'sweep-"));
   change.set_name(submitted.array().array_id());
+  change.set_change(v1::ARRAY_CHANGE_SUSPEND);
+  ASSERT_TRUE(stub_->ChangeArray(Context().get(), change, &changed).ok());
+  EXPECT_EQ(changed.array().changed(), 3);
   change.set_change(v1::ARRAY_CHANGE_CANCEL);
   ASSERT_TRUE(stub_->ChangeArray(Context().get(), change, &changed).ok());
   EXPECT_EQ(changed.array().changed(), 3);
