@@ -13,13 +13,15 @@
 namespace muster::cli {
 
 struct SubmitOptions {
-  std::string file;  // "-" = stdin
+  std::vector<std::string> files;  // "-" = stdin; each may hold several documents
   std::vector<std::string> overrides;
   std::string request_id;  // empty: a random one
   std::string working_directory;
   bool watch = false;
   bool dry_run = false;
 };
+// Everything is read and checked before the first is submitted. Of several jobs those that the
+// coordinator refuses are named on stderr, and the others submitted.
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal);
 
