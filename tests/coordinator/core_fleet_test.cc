@@ -199,7 +199,11 @@ TEST_F(MaintenanceTest, BadRequests_ChangeNothingAndSayWhy) {
   EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("in the future"));
   request = Reservation("w", {}, "team=vision");
   request.mutable_reservation()->set_queue("default");
-  EXPECT_EQ(Ask(request).code(), absl::StatusCode::kInvalidArgument) << "both";
+  EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("queue, label: keep one"));
+  request.mutable_reservation()->clear_label();
+  request.mutable_reservation()->set_queue("visoin");
+  EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("there is no queue 'visoin'"));
+  EXPECT_THAT(Worker("w").reservations(), IsEmpty());
 }
 
 TEST_F(MaintenanceTest, ReservedDevices_GoToItsJobsUntilItExpires) {
