@@ -206,6 +206,15 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
   return absl::OkStatus();
 }
 
+namespace {
+
+std::string LabelsOf(const v1::Worker& worker) {
+  const std::map<std::string, std::string> labels(worker.labels().begin(), worker.labels().end());
+  return labels.empty() ? "-" : absl::StrJoin(labels, " ", absl::PairFormatter("="));
+}
+
+}  // namespace
+
 absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, Format format,
                             Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
@@ -228,6 +237,7 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
        {"version:", worker.version()},
        {"last heard:", Age(worker.last_heard(), absl::Now())},
        {"domains:", DomainsOf(worker)},
+       {"labels:", LabelsOf(worker)},
        {"scheduling:", SchedulingText(worker)},
        {"slots:", absl::StrCat(worker.slots_free(), " free of ", worker.slots())},
        {"jobs:", worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ", ")},
