@@ -139,7 +139,10 @@ bool Gang::FoldFront(const ProgressView& job) {
   const bool changed = front.step() != stored.step() || train_loss != stored.train_loss() ||
                        front.tokens_per_second() != stored.tokens_per_second();
   if (front.step() < stored.step()) job.curve.DropAfter(front.step());
-  if (changed && with_points_ < 0 && front.train_loss() != 0) {
+  // Rank 0 of the engine reports points, which another one may be ahead of. Of a command, and of
+  // ranks of older versions, which report none, the curve is made of what is known when.
+  const bool makes_curve = with_points_ < 0 && (front_ == 0 || command_reports_);
+  if (changed && makes_curve && front.train_loss() != 0) {
     job.curve.AddTrainLoss(front.step(), front.train_loss(), job.steps);
   }
   stored.set_step(front.step());
