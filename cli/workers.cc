@@ -262,10 +262,13 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
   if (reputation.latest().empty()) return absl::OkStatus();
   rows = {{"FAULT", "CAUSE", "DEVICE", "COUNTED", "JOB"}};
   for (const v1::WorkerFault& fault : reputation.latest()) {
-    rows.push_back({LocalTime(fault.time()), spec::EnumName(fault.cause()),
-                    fault.device().empty() ? "-" : fault.device(),
-                    absl::StrFormat("%g", fault.weight()),
-                    fault.job_name().empty() ? "-" : fault.job_name()});
+    rows.push_back(
+        {LocalTime(fault.time()),
+         fault.slowdown() > 0
+             ? absl::StrFormat("slow (rank %d, %.2f times)", fault.rank(), fault.slowdown())
+             : spec::EnumName(fault.cause()),
+         fault.device().empty() ? "-" : fault.device(), absl::StrFormat("%g", fault.weight()),
+         fault.job_name().empty() ? "-" : fault.job_name()});
   }
   terminal.out << "\n" << Table(rows);
   return absl::OkStatus();

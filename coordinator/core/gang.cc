@@ -35,7 +35,8 @@ double MedianStepSeconds(const std::vector<v1::RankProgress>& reports) {
 
 Gang::Gang(const v1::AttemptRow& attempt, absl::Time now)
     : reports_(static_cast<size_t>(attempt.placements_size())),
-      answered_(static_cast<size_t>(attempt.placements_size()), now) {
+      answered_(static_cast<size_t>(attempt.placements_size()), now),
+      slow_ranks_(attempt.placements_size()) {
   for (const v1::Placement& placement : attempt.placements()) {
     v1::RankStatus& rank = ranks_.emplace_back();
     if (placement.rank() < attempt.ranks_size()) rank = attempt.ranks(placement.rank());
@@ -104,7 +105,10 @@ Gang::Report Gang::Take(int rank, const v1::RankProgress& report, absl::Time now
   v1::RankStatus& status = ranks_[static_cast<size_t>(rank)];
   status.set_step(report.step());
   status.set_metrics_address(Bounded(report.metrics_address()));
-  if (report.has_times()) *status.mutable_times() = report.times();
+  if (report.has_times()) {
+    *status.mutable_times() = report.times();
+    slow_ranks_.Add(rank, report.times(), now);
+  }
   if (report.has_memory()) *status.mutable_memory() = report.memory();
   changed_ = true;
 
