@@ -149,13 +149,17 @@ class Application {
   }
 
   void DeclareSubmit() {
-    CLI::App* submit = Add(app_, "submit", "Submit a job spec (docs/job-spec.md)", [this] {
+    CLI::App* submit = Add(app_, "submit", "Submit job specs (docs/job-spec.md)", [this] {
       submit_.working_directory = surroundings_.working_directory;
       return WithClient([this](CoordinatorClient& client) {
         return Submit(client, submit_, format(), terminal_);
       });
     });
-    TakesSpec(submit, submit_.file, submit_.overrides);
+    submit
+        ->add_option("FILE", submit_.files,
+                     "YAML or JSON; - is stdin. A file may hold several documents")
+        ->required();
+    TakesOverrides(submit, submit_.overrides);
     submit->add_flag("--watch", submit_.watch, "Follow it to its end; exit 1 when it fails");
     submit->add_option("--request-id", submit_.request_id,
                        "The same id never makes a second job [default: a new one]");
@@ -163,8 +167,7 @@ class Application {
                      "Let the coordinator check it, print it with defaults, submit nothing");
   }
 
-  void TakesSpec(CLI::App* command, std::string& file, std::vector<std::string>& overrides) {
-    command->add_option("FILE", file, "YAML or JSON; - is stdin")->required();
+  void TakesOverrides(CLI::App* command, std::vector<std::string>& overrides) {
     command
         ->add_option("--set", overrides,
                      "key=value, e.g. engine.training.steps=100 or engine.data.train[0].path=x; "
@@ -183,7 +186,8 @@ class Application {
           return WithClient(
               [this](auto& client) { return Plan(plan_, &client, format(), terminal_); });
         });
-    TakesSpec(plan, plan_.file, plan_.overrides);
+    plan->add_option("FILE", plan_.file, "YAML or JSON; - is stdin")->required();
+    TakesOverrides(plan, plan_.overrides);
     plan->add_flag("--cluster", plan_on_cluster_,
                    "Also whether it would start now, and where; if not, why, and when it would");
     plan->add_option("--device-memory", plan_.device_memory,

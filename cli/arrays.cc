@@ -38,9 +38,9 @@ double Smaller(double a, double b) { return a == 0 ? b : b == 0 ? a : std::min(a
 
 }  // namespace
 
-absl::Status SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tasks,
-                         const std::string& request_id, bool dry_run, absl::Duration patience,
-                         Format format, Terminal& terminal) {
+absl::StatusOr<Json> SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tasks,
+                                 const std::string& request_id, bool dry_run,
+                                 absl::Duration patience, Format format, Terminal& terminal) {
   const v1::JobSpec first = tasks[0];
   Rows rows = {KeysOf(first)};
   rows[0].insert(rows[0].begin(), "NAME");
@@ -60,10 +60,7 @@ absl::Status SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tas
                      ": put long texts into a file, or submit several arrays"));
   }
   ASSIGN_OR_RETURN(const v1::SubmitArrayResponse response, client.SubmitArray(request, patience));
-  if (format != Format::kTable) {
-    Print(ToJson(response), format, terminal.out);
-    return absl::OkStatus();
-  }
+  if (format != Format::kTable) return ToJson(response);
   const v1::ArrayReport& array = response.array();
   if (dry_run) {
     v1::JobSpec complete = first;
@@ -71,14 +68,14 @@ absl::Status SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tas
     terminal.out << Tasks(array.tasks()) << "\n"
                  << Table(rows) << "\nthe first of them\n"
                  << spec::ToYaml(complete);
-    return absl::OkStatus();
+    return Json();
   }
   terminal.out << (response.existed() ? "already submitted: " : "submitted ") << array.array()
                << " (" << array.array_id() << "), " << Tasks(array.tasks()) << "\n";
   if (terminal.is_tty) {
     terminal.out << "see them with: muster describe job " << array.array() << "\n";
   }
-  return absl::OkStatus();
+  return Json();
 }
 
 absl::StatusOr<std::vector<v1::Job>> TasksOf(CoordinatorClient& client, const std::string& name) {
@@ -120,10 +117,9 @@ absl::Status ChangeTasks(CoordinatorClient& client, const std::string& array,
     return absl::OkStatus();
   }
   static const std::map<v1::ArrayChange, std::string> kDone = {
-      {v1::ARRAY_CHANGE_CANCEL, "cancelled"},
-      {v1::ARRAY_CHANGE_HOLD, "held"},
-      {v1::ARRAY_CHANGE_RELEASE, "released"},
-      {v1::ARRAY_CHANGE_REQUEUE, "requeued"}};
+      {v1::ARRAY_CHANGE_CANCEL, "cancelled"},  {v1::ARRAY_CHANGE_HOLD, "held"},
+      {v1::ARRAY_CHANGE_RELEASE, "released"},  {v1::ARRAY_CHANGE_REQUEUE, "requeued"},
+      {v1::ARRAY_CHANGE_PREEMPT, "preempted"}, {v1::ARRAY_CHANGE_SUSPEND, "suspended"}};
   terminal.out << report.array() << ": " << kDone.at(change) << " " << report.changed() << " of "
                << Tasks(report.tasks());
   if (report.ended() > 0) terminal.out << "; " << report.ended() << " had ended";

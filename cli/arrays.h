@@ -13,10 +13,11 @@
 
 namespace muster::cli {
 
-// Submits all tasks of an array, or none. Requires: they are what spec::LoadTasks read.
-absl::Status SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tasks,
-                         const std::string& request_id, bool dry_run, absl::Duration patience,
-                         Format format, Terminal& terminal);
+// Submits all tasks of an array, or none, and prints what came of it as a table; for the other
+// formats it returns that. Requires: they are what spec::LoadTasks read.
+absl::StatusOr<Json> SubmitTasks(CoordinatorClient& client, std::vector<v1::JobSpec> tasks,
+                                 const std::string& request_id, bool dry_run,
+                                 absl::Duration patience, Format format, Terminal& terminal);
 
 // The tasks of the newest array of this name that the coordinator still knows, by index; empty:
 // there is none.

@@ -1,5 +1,6 @@
 #include "cli/fleet.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,14 @@ absl::StatusOr<absl::Duration> ParseTime(const std::string& flag, const std::str
   return time;
 }
 
+// A request that names the workers.
+template <typename Request>
+Request About(const FleetOptions& options) {
+  Request request;
+  *request.mutable_workers() = {options.workers.begin(), options.workers.end()};
+  return request;
+}
+
 void PrintFleet(const v1::FleetResponse& response, Format format, Terminal& terminal) {
   if (format != Format::kTable) {
     Json list = Json::array();
@@ -42,8 +51,7 @@ void PrintFleet(const v1::FleetResponse& response, Format format, Terminal& term
 
 absl::Status Cordon(CoordinatorClient& client, const FleetOptions& options, Format format,
                     Terminal& terminal) {
-  v1::CordonRequest request;
-  for (const std::string& worker : options.workers) request.add_workers(worker);
+  auto request = About<v1::CordonRequest>(options);
   request.set_reason(options.reason);
   ASSIGN_OR_RETURN(const v1::FleetResponse response, client.Cordon(request));
   PrintFleet(response, format, terminal);
@@ -52,8 +60,7 @@ absl::Status Cordon(CoordinatorClient& client, const FleetOptions& options, Form
 
 absl::Status Uncordon(CoordinatorClient& client, const FleetOptions& options, Format format,
                       Terminal& terminal) {
-  v1::UncordonRequest request;
-  for (const std::string& worker : options.workers) request.add_workers(worker);
+  auto request = About<v1::UncordonRequest>(options);
   ASSIGN_OR_RETURN(const v1::FleetResponse response, client.Uncordon(request));
   PrintFleet(response, format, terminal);
   return absl::OkStatus();
@@ -61,8 +68,7 @@ absl::Status Uncordon(CoordinatorClient& client, const FleetOptions& options, Fo
 
 absl::Status Forgive(CoordinatorClient& client, const FleetOptions& options, Format format,
                      Terminal& terminal) {
-  v1::ForgiveRequest request;
-  for (const std::string& worker : options.workers) request.add_workers(worker);
+  auto request = About<v1::ForgiveRequest>(options);
   ASSIGN_OR_RETURN(const v1::FleetResponse response, client.Forgive(request));
   PrintFleet(response, format, terminal);
   return absl::OkStatus();
@@ -70,8 +76,7 @@ absl::Status Forgive(CoordinatorClient& client, const FleetOptions& options, For
 
 absl::Status Drain(CoordinatorClient& client, const FleetOptions& options, Format format,
                    Terminal& terminal) {
-  v1::DrainRequest request;
-  for (const std::string& worker : options.workers) request.add_workers(worker);
+  auto request = About<v1::DrainRequest>(options);
   request.set_reason(options.reason);
   if (!options.timeout.empty()) {
     ASSIGN_OR_RETURN(const absl::Duration timeout, ParseTime("--timeout", options.timeout));
@@ -79,7 +84,9 @@ absl::Status Drain(CoordinatorClient& client, const FleetOptions& options, Forma
   }
   ASSIGN_OR_RETURN(const v1::FleetResponse response, client.Drain(request));
   PrintFleet(response, format, terminal);
-  if (format == Format::kTable) {
+  const bool move = std::any_of(response.workers().begin(), response.workers().end(),
+                                [](const v1::Worker& worker) { return worker.jobs_size() > 0; });
+  if (format == Format::kTable && move) {
     terminal.out << "\nJobs move after their next checkpoint; follow it with: muster events -f\n";
   }
   return absl::OkStatus();

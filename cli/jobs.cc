@@ -49,51 +49,109 @@ const std::vector<std::string> kJobHeading = {"NAME",       "STATE",    "STEP", 
 
 }  // namespace
 
-absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
-                    Terminal& terminal) {
-  ASSIGN_OR_RETURN(std::vector<v1::JobSpec> specs,
-                   LoadSpecs(options.file, options.overrides, options.working_directory));
-  std::set<std::string> checked;  // tasks of an array mostly share model and data sets
-  for (const v1::JobSpec& spec : specs) {
-    const v1::EngineSpec& engine = spec.engine();
-    if (checked.insert(engine.model().SerializeAsString() + engine.data().SerializeAsString())
-            .second) {
-      RETURN_IF_ERROR(CheckDataSets(*PosixFileSystem(), spec));
-    }
-  }
+namespace {
+
+struct Submitted {
+  v1::Job job;  // of one job
+  Json report;  // what is to be printed, unless that is a table, which has been
+};
+
+// One job, or all tasks of one array.
+absl::StatusOr<Submitted> SubmitOne(CoordinatorClient& client, Submission submission,
+                                    const SubmitOptions& options, Format format,
+                                    Terminal& terminal) {
   const std::string request_id = options.request_id.empty() ? FreshRequestId() : options.request_id;
-  if (specs[0].has_array_task()) {
-    if (options.watch) {
-      return absl::InvalidArgumentError(
-          "--watch follows one job, and the file has an array of them; submit it without, then "
-          "`muster watch` one of its tasks");
-    }
-    return SubmitTasks(client, std::move(specs), request_id, options.dry_run, kSubmitPatience,
-                       format, terminal);
+  if (submission.specs[0].has_array_task()) {
+    ASSIGN_OR_RETURN(Json report, SubmitTasks(client, std::move(submission.specs), request_id,
+                                              options.dry_run, kSubmitPatience, format, terminal));
+    return Submitted{.report = std::move(report)};
   }
   v1::SubmitRequest request;
-  *request.mutable_spec() = std::move(specs[0]);
+  *request.mutable_spec() = std::move(submission.specs[0]);
   request.set_request_id(request_id);
   request.set_validate_only(options.dry_run);
-  ASSIGN_OR_RETURN(const v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
-  const v1::Job& job = response.job();
-  if (options.dry_run) {
-    if (format == Format::kTable) {
-      terminal.out << spec::ToYaml(job.spec());
-    } else {
-      Print(ToJson(job.spec()), format, terminal.out);
+  ASSIGN_OR_RETURN(v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
+  Submitted out{.job = std::move(*response.mutable_job())};
+  if (format != Format::kTable) {
+    out.report = options.dry_run ? ToJson(out.job.spec()) : ToJson(out.job);
+  } else if (options.dry_run) {
+    terminal.out << spec::ToYaml(out.job.spec());
+  } else {
+    terminal.out << (response.existed() ? "already submitted: " : "submitted ") << out.job.name()
+                 << " (" << out.job.id() << ")" << std::endl;
+  }
+  return out;
+}
+
+absl::Status SubmitSeveral(CoordinatorClient& client, std::vector<Submission> submissions,
+                           const SubmitOptions& options, Format format, Terminal& terminal) {
+  if (options.watch || !options.request_id.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.watch ? "--watch follows" : "--request-id is of",
+                     " one job, and there are ", submissions.size(), "; submit them one by one"));
+  }
+  Json list = Json::array();
+  size_t refused = 0, done = 0;
+  for (Submission& submission : submissions) {
+    const std::string source = submission.source;
+    if (options.dry_run && format == Format::kTable && done > 0) terminal.out << "---\n";
+    absl::StatusOr<Submitted> one =
+        SubmitOne(client, std::move(submission), options, format, terminal);
+    ++done;
+    if (one.ok()) {
+      if (format != Format::kTable) list.push_back(std::move(one->report));
+      continue;
     }
-    return absl::OkStatus();
+    ++refused;
+    terminal.err << "muster: " << source << ": " << one.status().message() << std::endl;
+    // None of the others would fare better.
+    if (absl::IsUnavailable(one.status()) || absl::IsDeadlineExceeded(one.status()) ||
+        absl::IsUnauthenticated(one.status())) {
+      refused += submissions.size() - done;
+      break;
+    }
   }
-  if (format != Format::kTable && !options.watch) {
-    Print(ToJson(job), format, terminal.out);
-  } else if (format == Format::kTable) {
-    terminal.out << (response.existed() ? "already submitted: " : "submitted ") << job.name()
-                 << " (" << job.id() << ")" << std::endl;
+  if (format != Format::kTable) Print(list, format, terminal.out);
+  if (refused == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(refused, " of ", submissions.size(),
+                                                    " were not ",
+                                                    options.dry_run ? "accepted" : "submitted"));
+}
+
+}  // namespace
+
+absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
+                    Terminal& terminal) {
+  ASSIGN_OR_RETURN(std::vector<Submission> submissions,
+                   LoadSubmissions(options.files, options.overrides, options.working_directory));
+  std::set<std::string> checked;  // jobs, and tasks of an array, mostly share model and data sets
+  for (const Submission& submission : submissions) {
+    for (const v1::JobSpec& spec : submission.specs) {
+      const v1::EngineSpec& engine = spec.engine();
+      if (checked.insert(engine.model().SerializeAsString() + engine.data().SerializeAsString())
+              .second) {
+        RETURN_IF_ERROR(CheckDataSets(*PosixFileSystem(), spec));
+      }
+    }
   }
-  if (options.watch) return Watch(client, job.id(), format, terminal, kReconnectPatience);
-  if (format == Format::kTable && terminal.is_tty) {
-    terminal.out << "follow it with: muster watch " << job.name() << std::endl;
+  if (submissions.size() > 1) {
+    return SubmitSeveral(client, std::move(submissions), options, format, terminal);
+  }
+  const bool array = submissions[0].specs[0].has_array_task();
+  if (array && options.watch) {
+    return absl::InvalidArgumentError(
+        "--watch follows one job, and the file has an array of them; submit it without, then "
+        "`muster watch` one of its tasks");
+  }
+  ASSIGN_OR_RETURN(const Submitted submitted,
+                   SubmitOne(client, std::move(submissions[0]), options, format, terminal));
+  if (options.watch && !options.dry_run) {
+    return Watch(client, submitted.job.id(), format, terminal, kReconnectPatience);
+  }
+  if (format != Format::kTable) {
+    Print(submitted.report, format, terminal.out);
+  } else if (terminal.is_tty && !array && !options.dry_run) {
+    terminal.out << "follow it with: muster watch " << submitted.job.name() << std::endl;
   }
   return absl::OkStatus();
 }
@@ -165,21 +223,22 @@ v1::ArrayChange ArrayChangeOf(CoordinatorClient::JobChange change) {
       return v1::ARRAY_CHANGE_RELEASE;
     case JobChange::kRequeue:
       return v1::ARRAY_CHANGE_REQUEUE;
-    default:
-      return v1::ARRAY_CHANGE_UNSPECIFIED;
+    case JobChange::kPreempt:
+      return v1::ARRAY_CHANGE_PREEMPT;
+    case JobChange::kSuspend:
+      return v1::ARRAY_CHANGE_SUSPEND;
   }
+  return v1::ARRAY_CHANGE_UNSPECIFIED;
 }
 
 }  // namespace
 
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal) {
-  const v1::ArrayChange of_array = ArrayChangeOf(change);
-  if (of_array != v1::ARRAY_CHANGE_UNSPECIFIED) {
-    ASSIGN_OR_RETURN(const bool array, IsArray(client, request.name()));
-    if (array) {
-      return ChangeTasks(client, request.name(), of_array, request.reason(), format, terminal);
-    }
+  ASSIGN_OR_RETURN(const bool array, IsArray(client, request.name()));
+  if (array) {
+    return ChangeTasks(client, request.name(), ArrayChangeOf(change), request.reason(), format,
+                       terminal);
   }
   ASSIGN_OR_RETURN(const v1::Job job, client.ChangeJob(change, request));
   if (format != Format::kTable) {

@@ -13,13 +13,15 @@
 namespace muster::cli {
 
 struct SubmitOptions {
-  std::string file;  // "-" = stdin
+  std::vector<std::string> files;  // "-" = stdin; each may hold several documents
   std::vector<std::string> overrides;
   std::string request_id;  // empty: a random one
   std::string working_directory;
   bool watch = false;
   bool dry_run = false;
 };
+// Everything is read and checked before the first is submitted. Of several jobs those that the
+// coordinator refuses are named on stderr, and the others submitted.
 absl::Status Submit(CoordinatorClient& client, const SubmitOptions& options, Format format,
                     Terminal& terminal);
 
@@ -28,7 +30,7 @@ absl::Status GetJobs(CoordinatorClient& client, const std::string& labels, bool 
                      Format format, Terminal& terminal);
 absl::Status GetJob(CoordinatorClient& client, const std::string& name, Format format,
                     Terminal& terminal);
-// preempt, suspend, resume, hold, release and requeue; of an array all but the first two.
+// preempt, suspend, resume, hold, release and requeue, of a job or of all tasks of an array.
 absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange change,
                        const v1::ChangeJobRequest& request, Format format, Terminal& terminal);
 // `ranks`: a number, or "auto".

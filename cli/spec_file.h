@@ -18,6 +18,19 @@ absl::StatusOr<std::vector<v1::JobSpec>> LoadSpecs(const std::string& file,
                                                    const std::vector<std::string>& overrides,
                                                    const std::string& working_directory);
 
+// What is submitted at once: a job, or the tasks of an array.
+struct Submission {
+  std::string source;  // "jobs.yaml", or "jobs.yaml, document 3" where it has several
+  std::vector<v1::JobSpec> specs;
+};
+
+// Those of all files in their order, each as by LoadSpecs. A file may hold several YAML documents,
+// separated by lines of "---"; lines in errors count from the begin of the document then.
+// kInvalidArgument has the problems of all documents.
+absl::StatusOr<std::vector<Submission>> LoadSubmissions(const std::vector<std::string>& files,
+                                                        const std::vector<std::string>& overrides,
+                                                        const std::string& working_directory);
+
 // Whether the model fits the data sets of the spec, and these were made with one tokenizer, as far
 // as their descriptions can be read from this machine: ranks check it again where they run.
 // kInvalidArgument names the data set.

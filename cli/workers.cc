@@ -206,6 +206,15 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
   return absl::OkStatus();
 }
 
+namespace {
+
+std::string LabelsOf(const v1::Worker& worker) {
+  const std::map<std::string, std::string> labels(worker.labels().begin(), worker.labels().end());
+  return labels.empty() ? "-" : absl::StrJoin(labels, " ", absl::PairFormatter("="));
+}
+
+}  // namespace
+
 absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, Format format,
                             Terminal& terminal) {
   ASSIGN_OR_RETURN(const std::vector<v1::Worker> workers, client.ListWorkers());
@@ -228,6 +237,7 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
        {"version:", worker.version()},
        {"last heard:", Age(worker.last_heard(), absl::Now())},
        {"domains:", DomainsOf(worker)},
+       {"labels:", LabelsOf(worker)},
        {"scheduling:", SchedulingText(worker)},
        {"slots:", absl::StrCat(worker.slots_free(), " free of ", worker.slots())},
        {"jobs:", worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ", ")},
@@ -252,10 +262,13 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
   if (reputation.latest().empty()) return absl::OkStatus();
   rows = {{"FAULT", "CAUSE", "DEVICE", "COUNTED", "JOB"}};
   for (const v1::WorkerFault& fault : reputation.latest()) {
-    rows.push_back({LocalTime(fault.time()), spec::EnumName(fault.cause()),
-                    fault.device().empty() ? "-" : fault.device(),
-                    absl::StrFormat("%g", fault.weight()),
-                    fault.job_name().empty() ? "-" : fault.job_name()});
+    rows.push_back(
+        {LocalTime(fault.time()),
+         fault.slowdown() > 0
+             ? absl::StrFormat("slow (rank %d, %.2f times)", fault.rank(), fault.slowdown())
+             : spec::EnumName(fault.cause()),
+         fault.device().empty() ? "-" : fault.device(), absl::StrFormat("%g", fault.weight()),
+         fault.job_name().empty() ? "-" : fault.job_name()});
   }
   terminal.out << "\n" << Table(rows);
   return absl::OkStatus();

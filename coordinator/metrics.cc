@@ -103,7 +103,8 @@ const Family kWorkersAvoided = {Kind::kGauge,
 const Family kWorkerFaults = {
     Kind::kCounter,
     "muster_coordinator_worker_faults_total",
-    "Faults that were noted of workers, by cause; `muster describe worker` lists them",
+    "Faults that were noted of workers, by cause (slow: a rank computed longer than others); "
+    "`muster describe worker` lists them",
     {"cause"}};
 const Family kSessions = {
     Kind::kGauge, "muster_coordinator_sessions", "Open streams of daemons", {}};
@@ -448,7 +449,11 @@ void Metrics::EventPublished(const v1::Event& event) {
       registry_.GetCounter(kAttemptsEnded, {spec::EnumName(event.cause())}).Increment();
       break;
     case v1::EVENT_KIND_WORKER_FAULT:
-      registry_.GetCounter(kWorkerFaults, {spec::EnumName(event.cause())}).Increment();
+      registry_
+          .GetCounter(
+              kWorkerFaults,
+              {event.cause() == v1::CAUSE_UNSPECIFIED ? "slow" : spec::EnumName(event.cause())})
+          .Increment();
       break;
     case v1::EVENT_KIND_CHECKPOINT_COMMITTED:
       registry_.GetCounter(kCheckpointsCommitted).Increment();

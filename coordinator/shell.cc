@@ -223,14 +223,17 @@ void Shell::ListWorkers(Done<std::vector<v1::Worker>> done) {
 }
 
 void Shell::Explain(ExplainQuery about, Done<Explained> done) {
-  if (const auto* name = std::get_if<std::string>(&about); name && !published_->Has(*name)) {
-    return done(published_->NotFound(*name));
-  }
   const auto call = calls_.Add<Explained>(std::move(done));
   if (!call.has_value()) return;
   loop_->Post([this, call = *call, about = std::move(about)] {
+    absl::StatusOr<Explained> explained = core_->Explain(about, Now());
+    // The core knows arrays too; what is published knows which name may have been meant.
+    if (const auto* name = std::get_if<std::string>(&about);
+        name != nullptr && absl::IsNotFound(explained.status())) {
+      explained = published_->NotFound(*name);
+    }
     // Answered once what it rests on is durable.
-    Enqueue({.then = [this, call, explained = core_->Explain(about, Now())]() mutable {
+    Enqueue({.then = [this, call, explained = std::move(explained)]() mutable {
       calls_.Answer<Explained>(call, std::move(explained));
     }});
   });

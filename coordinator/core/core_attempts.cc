@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -10,6 +13,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/scheduler/placement.h"
+#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -46,6 +50,14 @@ std::string HowExited(const v1::RankExit& exit) {
   absl::StrAppend(&how, " (", CauseText(exit.cause()), ")");
   if (!exit.message().empty()) absl::StrAppend(&how, ": ", exit.message());
   return how;
+}
+
+// Of the device; empty: not known.
+std::string ModelOf(const v1::Worker& worker, const std::string& device) {
+  for (const v1::Device& one : worker.devices()) {
+    if (one.name() == device) return one.model();
+  }
+  return "";
 }
 
 }  // namespace
@@ -214,6 +226,7 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   if (progress.validation_step() > 0) {
     Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
   }
+  if (job.up() && job.gang.slow_ranks().Due(turn.now())) NoteSlowRanks(job, turn);
 }
 
 void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
@@ -480,6 +493,48 @@ void CoreImpl::NoteFaults(const JobEntry& job, const StopReason& reason, Turn& t
       break;
     default:
       break;
+  }
+}
+
+// A worker has one such fault of an attempt, however many of its ranks are slow. Where the same
+// rank was slow on another worker, its share of the work is the likely reason.
+void CoreImpl::NoteSlowRanks(JobEntry& job, Turn& turn) {
+  std::vector<std::string> models;
+  for (const v1::RankStatus& rank : job.gang.ranks()) {
+    const WorkerEntry* worker = workers_.Find(WorkerId(rank.worker()));
+    models.push_back(worker == nullptr ? "" : ModelOf(worker->row, rank.device()));
+  }
+  const std::vector<int32_t> peers = PeersOf(spec::AtSize(job.spec(), job.size()), models);
+  std::map<std::string, Fault> faults;  // by worker
+  for (const SlowRank& slow : job.gang.slow_ranks().Judge(peers, turn.now())) {
+    const v1::RankStatus& rank = job.gang.rank(slow.rank);
+    const auto [fault, first] = faults.try_emplace(rank.worker(), Fault{.job_name = job.name(),
+                                                                        .job_id = job.fixed.id(),
+                                                                        .device = rank.device(),
+                                                                        .slowdown = slow.slowdown,
+                                                                        .rank = slow.rank});
+    if (!first) fault->second.device.clear();
+  }
+  const auto was_slow = [&](const WorkerEntry& worker, auto matches) {
+    const auto& latest = worker.row.reputation().latest();
+    return std::any_of(latest.begin(), latest.end(), [&](const v1::WorkerFault& fault) {
+      return fault.slowdown() > 0 && fault.job_id() == job.fixed.id() && matches(fault);
+    });
+  };
+  for (const auto& [name, fault] : faults) {
+    WorkerEntry* worker = workers_.Find(WorkerId(name));
+    if (worker == nullptr || worker->row.state() == v1::WORKER_STATE_LOST) continue;
+    const bool known = was_slow(*worker, [&](const v1::WorkerFault& one) {
+      return FromProto(one.time()) >= FromProto(job.attempt.started());
+    });
+    const bool elsewhere =
+        std::any_of(workers_.entries().begin(), workers_.entries().end(), [&](const auto& other) {
+          return other.second.row.name() != name &&
+                 was_slow(other.second,
+                          [&](const v1::WorkerFault& one) { return one.rank() == fault.rank; });
+        });
+    if (known || elsewhere) continue;
+    reputation::Note(*worker, fault, scheduling_.tree(), workers_, deadlines_, turn);
   }
 }
 

@@ -97,6 +97,10 @@ void CoreImpl::CheckDrain(WorkerEntry& worker, Turn& turn) {
 }
 
 absl::Status CoreImpl::Carry(const v1::ReserveRequest& request, const FleetEvent&, Turn& turn) {
+  if (const std::string& queue = request.reservation().queue(); !queue.empty()) {
+    // One that no job can wait in would keep the devices for nobody.
+    RETURN_IF_ERROR(scheduling_.tree().CheckJob(queue, v1::DEVICE_KIND_CPU, /*ranks=*/0));
+  }
   RETURN_IF_ERROR(reservations_.Reserve(request, workers_, deadlines_, turn));
   ReservationsChanged(turn);
   return absl::OkStatus();

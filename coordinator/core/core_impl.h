@@ -233,6 +233,7 @@ class CoreImpl : public Core {
   void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
   // Notes what the end of an attempt says of workers.
   void NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn);
+  void NoteSlowRanks(JobEntry& job, Turn& turn);
   // Tells every worker of the attempt what is desired now.
   static void TellWorkers(const JobEntry& job, Turn& turn);
   // Every rank of the attempt may be accounted for.

@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/network.h"
@@ -31,6 +34,26 @@ bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
   return std::any_of(attempt.ranks().begin(), attempt.ranks().end(),
                      [](const v1::ObservedRank& rank) { return !IsGone(rank.state()); });
+}
+
+// Names a label that looks like one of a level for which the worker has none; empty: there is none.
+// Other labels may mean anything.
+std::string MisspeltLevel(const v1::Worker& row, const TopologyRules& topology) {
+  if (topology.workers.contains(row.name())) return "";
+  std::vector<std::string> missing;
+  for (const std::string& level : topology.labels) {
+    if (!row.labels().contains(level)) missing.push_back(level);
+  }
+  const std::map<std::string, std::string> labels(row.labels().begin(), row.labels().end());
+  for (const auto& [label, value] : labels) {
+    const auto& known = topology.labels;
+    if (std::find(known.begin(), known.end(), label) != known.end()) continue;
+    const std::string nearest = spec::NearestName(label, missing);
+    if (nearest.empty()) continue;
+    return absl::StrCat("; its label ", spec::Quoted(label), " is no level of the topology: if '",
+                        nearest, "' is meant, start its daemon with --label ", nearest, "=", value);
+  }
+  return "";
 }
 
 }  // namespace
@@ -177,16 +200,18 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   worker.last_heard = turn.now();
   deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
   if (!known) {
-    turn.Log(AboutWorker(row.name(), v1::EVENT_KIND_WORKER_JOINED,
-                         absl::StrCat("worker ", row.name(), " on host ", row.host(),
-                                      " joined with ", row.slots(), " slot(s)")));
+    turn.Log(AboutWorker(
+        row.name(), v1::EVENT_KIND_WORKER_JOINED,
+        absl::StrCat("worker ", row.name(), " on host ", row.host(), " joined with ", row.slots(),
+                     " slot(s)", MisspeltLevel(row, workers_.topology()))));
   } else if (before.state() != v1::WORKER_STATE_READY ||
              before.incarnation() != row.incarnation()) {
     turn.Log(AboutWorker(
         row.name(), v1::EVENT_KIND_WORKER_RETURNED,
         absl::StrCat("worker ", row.name(), " is back",
                      before.incarnation() != row.incarnation() ? ", its daemon was restarted" : "",
-                     before.state() == v1::WORKER_STATE_LOST ? ", after it was given up" : "")));
+                     before.state() == v1::WORKER_STATE_LOST ? ", after it was given up" : "",
+                     MisspeltLevel(row, workers_.topology()))));
   }
   if (!known || schema::Serialize(before) != schema::Serialize(row)) {
     WorkerTable::Persist(worker, turn);

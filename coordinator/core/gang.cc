@@ -35,7 +35,8 @@ double MedianStepSeconds(const std::vector<v1::RankProgress>& reports) {
 
 Gang::Gang(const v1::AttemptRow& attempt, absl::Time now)
     : reports_(static_cast<size_t>(attempt.placements_size())),
-      answered_(static_cast<size_t>(attempt.placements_size()), now) {
+      answered_(static_cast<size_t>(attempt.placements_size()), now),
+      slow_ranks_(attempt.placements_size()) {
   for (const v1::Placement& placement : attempt.placements()) {
     v1::RankStatus& rank = ranks_.emplace_back();
     if (placement.rank() < attempt.ranks_size()) rank = attempt.ranks(placement.rank());
@@ -104,7 +105,10 @@ Gang::Report Gang::Take(int rank, const v1::RankProgress& report, absl::Time now
   v1::RankStatus& status = ranks_[static_cast<size_t>(rank)];
   status.set_step(report.step());
   status.set_metrics_address(Bounded(report.metrics_address()));
-  if (report.has_times()) *status.mutable_times() = report.times();
+  if (report.has_times()) {
+    *status.mutable_times() = report.times();
+    slow_ranks_.Add(rank, report.times(), now);
+  }
   if (report.has_memory()) *status.mutable_memory() = report.memory();
   changed_ = true;
 
@@ -139,7 +143,10 @@ bool Gang::FoldFront(const ProgressView& job) {
   const bool changed = front.step() != stored.step() || train_loss != stored.train_loss() ||
                        front.tokens_per_second() != stored.tokens_per_second();
   if (front.step() < stored.step()) job.curve.DropAfter(front.step());
-  if (changed && with_points_ < 0 && front.train_loss() != 0) {
+  // Rank 0 of the engine reports points, which another one may be ahead of. Of a command, and of
+  // ranks of older versions, which report none, the curve is made of what is known when.
+  const bool makes_curve = with_points_ < 0 && (front_ == 0 || command_reports_);
+  if (changed && makes_curve && front.train_loss() != 0) {
     job.curve.AddTrainLoss(front.step(), front.train_loss(), job.steps);
   }
   stored.set_step(front.step());

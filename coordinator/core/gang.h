@@ -13,6 +13,7 @@
 
 #include "absl/time/time.h"
 #include "coordinator/core/loss_curve.h"
+#include "coordinator/core/slow_ranks.h"
 #include "muster/v1/rank.pb.h"
 #include "muster/v1/session.pb.h"
 #include "muster/v1/stored.pb.h"
@@ -66,6 +67,7 @@ class Gang {
   const std::vector<absl::Time>& answered() const { return answered_; }
   // When a rank last reported a step, or another phase; InfinitePast: none has.
   absl::Time advanced_at() const { return advanced_at_; }
+  SlowRanks& slow_ranks() { return slow_ranks_; }
   // Of a command: a rank of it has reported progress.
   bool command_reports() const { return command_reports_; }
   // The coordinator did not run for `away`.
@@ -89,6 +91,7 @@ class Gang {
   int completed_ = 0;
   std::vector<v1::RankProgress> reports_;
   std::vector<absl::Time> answered_;
+  SlowRanks slow_ranks_;
   absl::Time advanced_at_ = absl::InfinitePast();
   int front_ = -1;        // the first of the ranks at the largest step; -1: none has a step
   int with_points_ = -1;  // the first rank that reports points of the curve

@@ -118,7 +118,10 @@ void Note(WorkerEntry& worker, const Fault& fault, const QueueTree& tree, Worker
   }
   v1::WorkerFault& latest = *reputation.add_latest();
   *latest.mutable_time() = ToProto(turn.now());
-  latest.set_cause(fault.cause);
+  const bool slow = fault.slowdown > 0;
+  if (!slow) latest.set_cause(fault.cause);
+  latest.set_slowdown(fault.slowdown);
+  if (slow) latest.set_rank(fault.rank);
   latest.set_job_name(fault.job_name);
   latest.set_job_id(fault.job_id);
   latest.set_device(fault.device);
@@ -131,11 +134,14 @@ void Note(WorkerEntry& worker, const Fault& fault, const QueueTree& tree, Worker
       absl::StrCat(
           "a fault of worker ", worker.row.name(),
           fault.device.empty() ? "" : absl::StrCat(", device ", fault.device), ": ",
-          CauseText(fault.cause),
+          slow ? absl::StrFormat(
+                     "rank %d computes %.2f times as long as others that do the same work",
+                     fault.rank, fault.slowdown)
+               : CauseText(fault.cause),
           fault.job_name.empty() ? "" : absl::StrCat(", of job ", fault.job_name),
           fault.weight < 1 ? "; it counts half, since another worker may be the reason" : "",
           "; it has ", absl::StrFormat("%.1f", reputation.faults()), " now"));
-  event.set_cause(fault.cause);
+  if (!slow) event.set_cause(fault.cause);
   turn.Log(std::move(event));
   Update(worker, tree, workers, deadlines, turn);
 }

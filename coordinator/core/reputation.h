@@ -1,7 +1,9 @@
-// Which workers are to be avoided, by the attempts that ended for causes of their own.
+// Which workers are to be avoided, by the attempts that ended for causes of their own and by ranks
+// that were slow there.
 #ifndef MUSTER_COORDINATOR_CORE_REPUTATION_H_
 #define MUSTER_COORDINATOR_CORE_REPUTATION_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/time/time.h"
@@ -21,6 +23,9 @@ struct Fault {
   std::string job_id = {};
   std::string device = {};  // empty: not known, or of the worker as a whole
   double weight = 1;        // 1/2: another worker may as well be the reason
+  // WorkerFault.slowdown and rank: no attempt ended, and `cause` counts for nothing.
+  double slowdown = 0;
+  int32_t rank = 0;
 };
 
 // Nothing else changes Worker.reputation. Faults count less and less; the standing that follows

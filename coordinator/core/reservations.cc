@@ -37,9 +37,12 @@ absl::Status CheckReservation(const v1::Reservation& reservation, absl::Time now
         absl::StrCat("name: ", spec::Quoted(reservation.name()),
                      " is no name of a reservation: 1-63 characters of [a-z0-9-]"));
   }
-  if (reservation.queue().empty() == reservation.label().empty()) {
+  if (reservation.queue().empty() && reservation.label().empty()) {
     return absl::InvalidArgumentError(
         "one of queue and label is required: the jobs that get the devices");
+  }
+  if (!reservation.queue().empty() && !reservation.label().empty()) {
+    return absl::InvalidArgumentError("queue, label: keep one of both");
   }
   if (!reservation.label().empty() && LabelParts(reservation.label()).first.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("label: ", spec::Quoted(reservation.label()),

@@ -452,9 +452,15 @@ class JobService : public v1::JobService::CallbackService {
       case v1::ARRAY_CHANGE_REQUEUE:
         change = ChangeJobEvent::Change::kRequeue;
         return absl::OkStatus();
+      case v1::ARRAY_CHANGE_PREEMPT:
+        change = ChangeJobEvent::Change::kPreempt;
+        return absl::OkStatus();
+      case v1::ARRAY_CHANGE_SUSPEND:
+        change = ChangeJobEvent::Change::kSuspend;
+        return absl::OkStatus();
       default:
         return absl::InvalidArgumentError(
-            "change: cancel, hold, release or requeue; one of them is required");
+            "change: cancel, hold, release, requeue, preempt or suspend; one of them is required");
     }
   }
 

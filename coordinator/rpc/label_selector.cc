@@ -32,13 +32,15 @@ absl::StatusOr<LabelSelector> LabelSelector::Parse(const std::string& text) {
     Term term{Kind::kHas, Trimmed(part), ""};
     if (const size_t equals = part.find('='); equals != absl::string_view::npos) {
       const bool negated = equals > 0 && part[equals - 1] == '!';
+      const bool doubled = !negated && equals + 1 < part.size() && part[equals + 1] == '=';
       term = {negated ? Kind::kNotEqual : Kind::kEqual,
               Trimmed(part.substr(0, equals - (negated ? 1 : 0))),
-              Trimmed(part.substr(equals + 1))};
+              Trimmed(part.substr(equals + (doubled ? 2 : 1)))};
     } else if (!term.name.empty() && term.name[0] == '!') {
       term = {Kind::kHasNot, Trimmed(term.name.substr(1)), ""};
     }
-    if (term.name.empty() || term.name.find('!') != std::string::npos) {
+    // Sets as kubectl has them, `team in (a, b)`, would else be two names that no job has.
+    if (term.name.empty() || term.name.find_first_of("!()") != std::string::npos) {
       return absl::InvalidArgumentError(
           absl::StrCat("label_selector: ", spec::Quoted(part),
                        " is not NAME=VALUE, NAME!=VALUE, NAME or !NAME"));

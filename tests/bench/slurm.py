@@ -2,12 +2,13 @@
 """Short jobs beside Slurm: from the first submission of N jobs of one slot that do nothing until the last has ended.
 
 Both have one worker (node) with the same number of slots (CPUs) on this machine, one after the other. Jobs are
-submitted as one array, and one by one by a few shells (`sbatch`, `muster submit`). Verified: every job of both
-succeeded. Prints one line of JSON for each way, with the processor time of the whole machine that a job took, and
-the ratios of Muster's rates to Slurm's. Needs root and Debian's slurm-wlm.
+submitted as one array, one by one by a few shells (`sbatch`, `muster submit`), and to Muster as a file of so many
+specs, each a job of its own; Slurm has nothing like it, so that this is compared with sbatch one by one. Verified:
+every job of both succeeded. Prints one line of JSON for each way, with the processor time of the whole machine that a
+job took, and the ratios of Muster's rates to Slurm's. Needs root and Debian's slurm-wlm.
 
     tests/bench/slurm.py --bin build/bin [--jobs 5000] [--slots 32] [--shells 4]
-                         [--only muster|slurm] [--way array|single]
+                         [--only muster|slurm] [--way array|single|file]
 """
 
 import argparse
@@ -114,12 +115,16 @@ def run_muster(options, way):
     try:
         cluster.up()
         (directory / "noop.yaml").write_text(SPEC)
+        (directory / "all.yaml").write_text(
+            "---\n".join(SPEC.replace("noop", f"noop-{i}") for i in range(options.jobs)))
         watch = Watch()
         if way == "array":
             for first in range(0, options.jobs, TASKS_MAX):
                 numbers = ", ".join(map(str, range(first, min(first + TASKS_MAX, options.jobs))))
                 (directory / f"array-{first}.yaml").write_text(f"{SPEC}array: {{number: [{numbers}]}}\n")
                 cluster.run("submit", f"array-{first}.yaml", "--set", f"name=noop-{first}")
+        elif way == "file":
+            cluster.run("submit", "all.yaml")
         else:
             repeat(f"{cluster.muster_binary} submit noop.yaml --set name=noop-{{}}", options.jobs, options.shells,
                    cluster.environment, directory)
@@ -151,7 +156,7 @@ def main():
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--shells", type=int, default=4)
     parser.add_argument("--only", choices=["muster", "slurm"])
-    parser.add_argument("--way", choices=["array", "single"])
+    parser.add_argument("--way", choices=["array", "single", "file"])
     options = parser.parse_args()
     if options.only != "muster" and (os.geteuid() != 0 or not shutil.which("slurmctld")):
         print("needs root and slurm-wlm, which ./dev test --deploy installs", file=sys.stderr)
@@ -159,11 +164,14 @@ def main():
     rates = {}
     # Slurm second: it removes files all the time, after which those that others make cost more for minutes.
     for system, run in (("muster", run_muster), ("slurm", run_slurm)):
-        for way in ("array", "single"):
-            if options.only in (None, system) and options.way in (None, way):
+        ways = {"muster": ("array", "single", "file"), "slurm": ("array", "single")}[system]
+        wanted = "single" if system == "slurm" and options.way == "file" else options.way
+        for way in ways:
+            if options.only in (None, system) and wanted in (None, way):
                 rates[system, way] = run(options, way)
-    ratios = {way: round(rates["muster", way] / rates["slurm", way], 2) for way in ("array", "single")
-              if ("slurm", way) in rates and ("muster", way) in rates}
+    peers = {"array": "array", "single": "single", "file": "single"}
+    ratios = {way: round(rates["muster", way] / rates["slurm", peer], 2) for way, peer in peers.items()
+              if ("slurm", peer) in rates and ("muster", way) in rates}
     if ratios:
         fastest = {system: max(rate for (of, _), rate in rates.items() if of == system) for system in ("slurm", "muster")}
         print(json.dumps({**{f"ratio_{way}": ratio for way, ratio in ratios.items()},

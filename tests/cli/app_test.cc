@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +34,7 @@ class FakeService : public v1::JobService::Service {
     MutexLock lock(&mutex);
     submitted.push_back(*request);
     if (submit_failures-- > 0) return {grpc::StatusCode::UNAVAILABLE, "stopping"};
+    if (submit_refusals-- > 0) return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no more jobs"};
     *response->mutable_job() = job;
     *response->mutable_job()->mutable_spec() = request->spec();
     return grpc::Status::OK;
@@ -160,6 +162,7 @@ class FakeService : public v1::JobService::Service {
   std::vector<v1::Worker> workers;
   std::vector<v1::Event> events;
   int submit_failures = 0;
+  int submit_refusals = 0;
   int log_streams = 0;
   std::string log_end = "def\n";  // behind "abc"
   std::map<int32_t, std::vector<std::pair<int64_t, int64_t>>>
@@ -234,6 +237,42 @@ TEST_F(App, Submit_SendsTheSpecWithTheCallersDirectory) {
   EXPECT_EQ(out_.str(), "submitted gpt (gpt-abcde)\n");
 }
 
+TEST_F(App, SubmitOfSeveral_SendsEachInItsOrder) {
+  const std::string many = directory_ + "/many.yaml";
+  std::ofstream(many) << "# two jobs\n---\n"
+                      << "name: a\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n"
+                      << "--- # the second\n"
+                      << "name: b\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n---\n";
+  EXPECT_EQ(RunApp({"submit", many, SpecFile(), "--set", "priority=7"}), 0) << err_.str();
+  ASSERT_EQ(service_.submitted.size(), 3u);
+  EXPECT_EQ(service_.submitted[0].spec().name(), "a");
+  EXPECT_EQ(service_.submitted[1].spec().name(), "b");
+  EXPECT_EQ(service_.submitted[2].spec().priority(), 7);
+  EXPECT_NE(service_.submitted[0].request_id(), service_.submitted[1].request_id());
+  EXPECT_EQ(RunApp({"submit", many, "-o", "json"}), 0) << err_.str();
+  EXPECT_EQ(nlohmann::json::parse(out_.str()).size(), 2u);
+  EXPECT_EQ(RunApp({"submit", many, "--dry-run"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("\n---\n"));
+  EXPECT_EQ(RunApp({"submit", many, "--watch"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("--watch follows one job, and there are 2"));
+  EXPECT_EQ(RunApp({"submit", many, "--request-id", "r"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("--request-id is of one job"));
+}
+
+TEST_F(App, SubmitOfSeveral_IsRefusedAsAWholeForASpec_AndGoesOnAfterTheCoordinatorRefuses) {
+  const std::string bad = directory_ + "/bad.yaml";
+  std::ofstream(bad) << "name: a\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n---\n"
+                     << "name: b\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 0}\n";
+  service_.submitted.clear();
+  EXPECT_EQ(RunApp({"submit", SpecFile(), bad}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("bad.yaml, document 2:3:26: resources.ranks: "));
+  EXPECT_TRUE(service_.submitted.empty());
+  service_.submit_refusals = 1;
+  EXPECT_EQ(RunApp({"submit", SpecFile(), SpecFile()}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("job.yaml: no more jobs"), HasSubstr("1 of 2 were not")));
+  EXPECT_EQ(service_.submitted.size(), 2u);
+}
+
 TEST_F(App, SubmitOfAnArray_SendsAllTasksAtOnce) {
   const std::vector<std::string> submit = {
       "submit", SpecFile(),
@@ -273,6 +312,11 @@ TEST_F(App, CommandsForAnArray_ActOnAllOfItsTasks) {
   EXPECT_EQ(service_.array_changed.reason(), "later");
   EXPECT_EQ(RunApp({"requeue", "sweep"}), 0) << err_.str();
   EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_REQUEUE);
+  EXPECT_EQ(RunApp({"preempt", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_PREEMPT);
+  EXPECT_EQ(RunApp({"suspend", "sweep"}), 0) << err_.str();
+  EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_SUSPEND);
+  EXPECT_THAT(out_.str(), HasSubstr("sweep: suspended 1 of 3 tasks"));
   EXPECT_EQ(RunApp({"get", "jobs"}), 0) << err_.str();
   EXPECT_THAT(out_.str(), HasSubstr("\nsweep  2 running"));  // the fake has two pages
   EXPECT_EQ(RunApp({"get", "jobs", "--tasks"}), 0) << err_.str();

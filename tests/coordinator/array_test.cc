@@ -160,6 +160,20 @@ TEST_F(ArrayTest, Change_ActsOnAllTasks_AndCountsWhatItCouldNot) {
   EXPECT_EQ(Change(std::nullopt, "none").status.code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(ArrayTest, Suspended_HoldsTasksThatRunAndThatWait_UntilReleased) {
+  Hello();
+  ASSERT_OK(SubmitArray(Tasks(5, 2)).status);                              // two of them start
+  EXPECT_EQ(Change(ChangeJobEvent::Change::kPreempt).array.changed(), 2);  // others do not run
+  EXPECT_EQ(Change(ChangeJobEvent::Change::kSuspend).array.changed(), 5);
+  for (const char* running : {"a-0", "a-1"}) {
+    Observe(Ranks(*core_->GetJob(running), v1::RANK_STATE_RELEASED));
+    EXPECT_EQ(StateOf(running), v1::JOB_STATE_HELD);
+  }
+  for (const char* waiting : {"a-2", "a-3", "a-4"}) EXPECT_EQ(StateOf(waiting), v1::JOB_STATE_HELD);
+  EXPECT_EQ(Change(ChangeJobEvent::Change::kRelease).array.changed(), 5);
+  EXPECT_EQ(StateOf("a-0"), v1::JOB_STATE_PLACING);
+}
+
 TEST_F(ArrayTest, Explain_HasEachReasonOnce_AndWhatIsNext) {
   Hello();  // two slots
   SubmitArray(Tasks(8, 4));

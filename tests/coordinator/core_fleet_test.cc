@@ -15,6 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class MaintenanceTest : public CoreTest {
  protected:
@@ -199,7 +200,11 @@ TEST_F(MaintenanceTest, BadRequests_ChangeNothingAndSayWhy) {
   EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("in the future"));
   request = Reservation("w", {}, "team=vision");
   request.mutable_reservation()->set_queue("default");
-  EXPECT_EQ(Ask(request).code(), absl::StatusCode::kInvalidArgument) << "both";
+  EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("queue, label: keep one"));
+  request.mutable_reservation()->clear_label();
+  request.mutable_reservation()->set_queue("visoin");
+  EXPECT_THAT(std::string(Ask(request).message()), HasSubstr("there is no queue 'visoin'"));
+  EXPECT_THAT(Worker("w").reservations(), IsEmpty());
 }
 
 TEST_F(MaintenanceTest, ReservedDevices_GoToItsJobsUntilItExpires) {
@@ -265,6 +270,19 @@ TEST_F(MaintenanceTest, LabelsAndTopologyFile_SayWhereWorkersAre) {
   Handle(hello);
   ASSERT_EQ(Actions<CloseAction>().size(), 1u);
   EXPECT_EQ(Actions<CloseAction>()[0].status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(MaintenanceTest, LabelThatLooksLikeALevel_IsNamedWhenItsWorkerJoins) {
+  const auto joined = [this](const std::string& worker, const std::string& label) {
+    SessionOpened hello = HelloOf(worker, 1);
+    (*hello.hello.mutable_labels())[label] = "r1";
+    Handle(hello);
+    return Actions<EventAppended>().at(0).event.message();
+  };
+  EXPECT_THAT(joined("a", "rak"), HasSubstr("label 'rak' is no level of the topology: if 'rack'"));
+  EXPECT_THAT(joined("b", "nvlink_domain"), HasSubstr("--label nvlink-domain=r1"));
+  EXPECT_THAT(joined("c", "rack"), Not(HasSubstr("level")));
+  EXPECT_THAT(joined("d", "role"), Not(HasSubstr("level")));
 }
 
 TEST_F(MaintenanceTest, PlacementCost_IsPartOfTheJob) {

@@ -114,6 +114,17 @@ TEST_F(Progress, RankThatIsFurthest_SpeaksForTheJobAndAnOlderReportForNobody) {
   EXPECT_EQ(stored_.step(), 3);
 }
 
+// Only rank 0 of the engine reports points; another one may be heard first.
+TEST_F(Progress, RankWithoutPoints_AddsNone_ThoughItIsHeardFirst) {
+  Start(2);
+  EXPECT_TRUE(Take(Report(5, 1, 0), 1));
+  EXPECT_TRUE(Steps().empty());
+  v1::RankProgress points = Report(4, 1, 0);
+  for (const int64_t at : {1, 3}) *points.add_losses() = Report(at, at, at).losses(0);
+  Take(points);
+  EXPECT_EQ(Steps(), (std::vector<int64_t>{1, 3}));
+}
+
 TEST_F(Progress, RanksThatAreGone_AreStoredAsRuns) {
   Start(6);
   for (const int rank : {0, 1, 2}) gang_.SetState(rank, v1::RANK_STATE_RELEASED);

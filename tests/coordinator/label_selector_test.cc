@@ -23,9 +23,9 @@ bool Selects(const std::string& text) {
 }
 
 TEST(LabelSelector, AllTermsMustMatch) {
-  for (const char* text :
-       {"", " ", "team=vision", " team = vision ", "team=vision,run.id=7", "team", "!owner",
-        "team!=language", "owner!=me", "empty=", "empty", "team,!owner,run.id!=8"}) {
+  for (const char* text : {"", " ", "team=vision", " team = vision ", "team=vision,run.id=7",
+                           "team", "!owner", "team!=language", "owner!=me", "empty=", "empty",
+                           "team==vision", "team,!owner,run.id!=8"}) {
     EXPECT_TRUE(Selects(text)) << text;
   }
   for (const char* text : {"team=language", "team=", "owner", "!team", "team!=vision",
@@ -35,7 +35,8 @@ TEST(LabelSelector, AllTermsMustMatch) {
 }
 
 TEST(LabelSelector, OtherText_IsRefused) {
-  for (const char* text : {"=x", "!", ",", "a,,b", "!=x", "a!b", "!!a", "! ! a"}) {
+  for (const char* text :
+       {"=x", "!", ",", "a,,b", "!=x", "a!b", "!!a", "! ! a", "team in (vision, text)"}) {
     EXPECT_THAT(LabelSelector::Parse(text).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("label_selector: ")))
         << text;

@@ -47,7 +47,18 @@ TEST_F(RpcTest, Array_IsSubmittedChangedAndListed) {
   EXPECT_EQ(jobs.jobs(0).state(), v1::JOB_STATE_HELD);
   EXPECT_EQ(jobs.jobs(0).spec().array_task().array_id(), submitted.array().array_id());
   EXPECT_EQ(jobs.jobs(0).spec().array_task().values(0).value(), "2e-3");
+  v1::ExplainRequest why;
+  why.set_name("sweep");
+  v1::ExplainResponse explained;
+  ASSERT_TRUE(stub_->Explain(Context().get(), why, &explained).ok());
+  EXPECT_EQ(explained.array().waiting(), 3);
+  why.set_name("sweep-9");
+  EXPECT_THAT(stub_->Explain(Context().get(), why, &explained).error_message(),
+              HasSubstr("did you mean 'sweep-"));
   change.set_name(submitted.array().array_id());
+  change.set_change(v1::ARRAY_CHANGE_SUSPEND);
+  ASSERT_TRUE(stub_->ChangeArray(Context().get(), change, &changed).ok());
+  EXPECT_EQ(changed.array().changed(), 3);
   change.set_change(v1::ARRAY_CHANGE_CANCEL);
   ASSERT_TRUE(stub_->ChangeArray(Context().get(), change, &changed).ok());
   EXPECT_EQ(changed.array().changed(), 3);
