@@ -256,8 +256,8 @@ class SlotIndex {
   class Trial {
    public:
     explicit Trial(SlotIndex& index) : index_(index) { ++index_.trials_; }
-    // Inside another one.
-    explicit Trial(Trial& outer) : Trial(outer.index_) {}
+    // Inside another one; no copy.
+    explicit Trial(Trial& outer) : Trial(outer.index_) {}  // NOLINT(google-explicit-constructor)
     ~Trial() {
       Rollback();
       if (--index_.trials_ == 0) index_.ForgetEmptied();
