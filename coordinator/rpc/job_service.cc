@@ -271,7 +271,7 @@ class JobService : public v1::JobService::CallbackService {
     if (!slot.ok()) return Finish(reactor, "GetQueues", slot.status());
     shell_.GetQueues([this, reactor, response,
                       slot = std::move(slot)](absl::StatusOr<v1::GetQueuesResponse> queues) {
-      if (queues.ok()) *response = *std::move(queues);
+      if (queues.ok()) *response = std::move(*queues);
       Finish(reactor, "GetQueues", queues.status());
     });
     return reactor;
