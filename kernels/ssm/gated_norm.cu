@@ -371,14 +371,20 @@ unsigned BlocksOfGroup(CudaStream& stream, Kernel kernel, unsigned threads, int6
   return static_cast<unsigned>(std::min(rows, CeilDiv(blocks, groups)));
 }
 
+// A kernel that takes the problem alone.
+template <typename T, typename Kernel>
+void Launch(CudaStream& cuda, const Problem<T>& p, Kernel kernel, unsigned threads) {
+  const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
+                  static_cast<unsigned>(p.groups));
+  kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+}
+
 template <typename T, bool kBackward>
 void WriteSums(CudaStream& cuda, const Problem<T>& p, bool packed, bool gate_behind) {
   ForPacks<T>(packed, p.width, [&](auto n, auto packs, unsigned threads) {
     const auto kernel = gate_behind ? SumsKernel<T, n(), packs(), true, kBackward>
                                     : SumsKernel<T, n(), packs(), false, kBackward>;
-    const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
-                    static_cast<unsigned>(p.groups));
-    kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+    Launch(cuda, p, kernel, threads);
   });
 }
 
@@ -395,9 +401,7 @@ void GatedRmsNormForward(Stream& stream, const GatedRmsNormArgs& args) {
       const auto kernel = Choose(args, [&](auto behind, auto shared) {
         return ForwardKernel<T, n(), packs(), behind(), shared()>;
       });
-      const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
-                      static_cast<unsigned>(p.groups));
-      kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+      Launch(cuda, p, kernel, threads);
     });
   });
   cuda.CheckLaunch("GatedRmsNormForward");
@@ -454,9 +458,7 @@ void GatedRmsNormUnscaled(Stream& stream, const GatedRmsNormArgs& args) {
     ForPacks<T>(Packs<T>({&args.y, &args.z, &args.out}, p.width), p.width,
                 [&](auto n, auto packs, unsigned threads) {
                   const auto kernel = UnscaledKernel<T, n(), packs()>;
-                  const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
-                                  static_cast<unsigned>(p.groups));
-                  kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+                  Launch(cuda, p, kernel, threads);
                 });
   });
   cuda.CheckLaunch("GatedRmsNormUnscaled");
@@ -502,9 +504,7 @@ void GatedRmsNormBackwardSums(Stream& stream, const GatedRmsNormBackwardArgs& ar
       ForPacks<T>(Packs<T>({&args.dout, &args.out}, p.width), p.width,
                   [&](auto n, auto packs, unsigned threads) {
                     const auto kernel = DotsKernel<T, n(), packs()>;
-                    const dim3 grid(BlocksOfGroup(cuda, kernel, threads, p.rows, p.groups),
-                                    static_cast<unsigned>(p.groups));
-                    kernel<<<grid, threads, 0, cuda.handle()>>>(p);
+                    Launch(cuda, p, kernel, threads);
                   });
       return;
     }
