@@ -162,7 +162,12 @@ TEST_F(SharesTest, DeviceThatIsShared_IsNoSpare) {
   EXPECT_EQ(status().domains_short(), 1);
   Handle(CancelEvent{CallId(6), "a"});
   Observe(Ranks(Find("a"), v1::RANK_STATE_RELEASED));
+  EXPECT_EQ(Find("a").state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(core_->ListWorkers()[0].slots_free(), 1);
+  EXPECT_EQ(status().free(), 1);
   Wait(absl::Seconds(60));  // its invariants: all accounts add up to the device's time
+  EXPECT_EQ(status().free(), 0) << "nothing was heard of its worker";
+  HelloOfOneSlot();
   EXPECT_EQ(status().free(), 1);
   SubmitShare("b", 0.5);
   EXPECT_EQ(Find("b").state(), v1::JOB_STATE_QUEUED);
