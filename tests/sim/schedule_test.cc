@@ -584,11 +584,14 @@ TEST(ScheduledDay,
     ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/true, /*shares=*/true).Play(met), "")
         << "seed " << seed;
   }
+  // What days without shares have to meet, and shares besides.
+  EXPECT_GT(met.started, 40 * days);
   EXPECT_GT(met.shared, 100 * days);
   EXPECT_GT(met.faults, 10 * days);
-  EXPECT_GT(met.on_spares, 0);
-  EXPECT_GT(met.waits_for_spares, 0);
-  EXPECT_GT(met.last_resort, 0);
+  EXPECT_GT(met.on_spares, days);
+  EXPECT_GT(met.waits_for_spares, days);
+  EXPECT_GT(met.last_resort, days);
+  EXPECT_GT(met.avoided_left, days);
 }
 
 TEST(ScheduledDay, WithSharedDevicesAndWithoutQuota_NoGangWaitsBeyondTheBound) {
