@@ -172,6 +172,10 @@ Rows SummaryRows(const v1::Job& job, const std::optional<parallel::Mesh>& mesh,
     rows.insert(rows.begin() + 3, {"layout:", LayoutText(*mesh, job.spec().engine().parallel())});
   }
   if (!job.sizes().empty()) rows.insert(rows.begin() + 3, {"elastic:", ElasticText(job)});
+  if (job.spec().resources().has_share() && job.spec().resources().share() < 1) {
+    rows.insert(rows.begin() + 3,
+                {"share:", absl::StrCat(job.spec().resources().share(), " of each device")});
+  }
   if (!IsFinal(job.state()) && !job.phase().empty()) {
     rows.insert(rows.begin() + 3, {"phase:", job.phase()});
   }

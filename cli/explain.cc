@@ -29,10 +29,17 @@ std::string Slots(int64_t n, v1::DeviceKind kind) {
   return Count(n, spec::EnumName(kind) + " slot");
 }
 
+// What the ranks of the job need: "4 cpu slots", "0.5 of each of 2 cuda slots".
+std::string Wanted(int64_t n, const v1::WaitReason& reason) {
+  if (reason.share() == 0) return Slots(n, reason.device());
+  return n == 1 ? absl::StrCat(reason.share(), " of a ", spec::EnumName(reason.device()), " slot")
+                : absl::StrCat(reason.share(), " of each of ", Slots(n, reason.device()));
+}
+
 // "2 tensor groups of 4 cpu slots, each on one worker".
 std::string Groups(const v1::WaitReason& reason) {
   return absl::StrCat(Count(reason.ranks() / std::max(1, reason.group()), "tensor group"), " of ",
-                      Slots(reason.group(), reason.device()), ", each on one worker");
+                      Wanted(reason.group(), reason), ", each on one worker");
 }
 
 std::string ReservedText(const v1::WaitReason& reason) {
@@ -44,6 +51,17 @@ std::string ReservedText(const v1::WaitReason& reason) {
     absl::StrAppend(&text, "; ", reason.slots_spare(), " more are spares");
   }
   return text;
+}
+
+std::string SharedText(const v1::WaitReason& reason) {
+  if (reason.slots_shared() == 0) return "";
+  return absl::StrCat("; jobs share ", reason.slots_shared(), " of the others",
+                      reason.share() == 0 ? "" : " and leave too little of them");
+}
+
+// "1.5": devices, shared ones by their shares.
+double UsedDevices(const v1::WaitReason& reason) {
+  return reason.used_devices() > 0 ? reason.used_devices() : static_cast<double>(reason.used());
 }
 
 std::string AwayText(const v1::StartChange& change) {
@@ -78,9 +96,9 @@ std::string LevelText(v1::TopologyLevel level) {
 std::string InsideText(const v1::WaitReason& reason) {
   const std::string level = LevelText(reason.level());
   return reason.segment() == reason.ranks()
-             ? absl::StrCat(Slots(reason.ranks(), reason.device()), " inside one ", level)
+             ? absl::StrCat(Wanted(reason.ranks(), reason), " inside one ", level)
              : absl::StrCat(Count(reason.ranks() / std::max(1, reason.segment()), "run"), " of ",
-                            Slots(reason.segment(), reason.device()), ", each inside one ", level);
+                            Wanted(reason.segment(), reason), ", each inside one ", level);
 }
 
 std::string LargestText(const v1::WaitReason& reason) {
@@ -197,7 +215,7 @@ Rows CostRows(const v1::PlacementCost& cost) {
 }
 
 std::string WhyText(const v1::WaitReason& reason) {
-  const std::string wanted = Slots(reason.ranks(), reason.device());
+  const std::string wanted = Wanted(reason.ranks(), reason);
   switch (reason.code()) {
     case v1::WAIT_CODE_NO_WORKERS:
       return absl::StrCat("needs ", wanted, ", but no worker has joined; start muster-worker");
@@ -210,13 +228,14 @@ std::string WhyText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_SLOTS_TAKEN:
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
-                          " free of ", reason.slots_total(), ReservedText(reason));
+                          " free of ", reason.slots_total(), SharedText(reason),
+                          ReservedText(reason));
     case v1::WAIT_CODE_SPARES:
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
                           " free of ", reason.slots_total(), "; ", reason.slots_spare(),
                           " more are kept free for jobs that recover from a fault",
-                          ReservedText(reason));
+                          SharedText(reason), ReservedText(reason));
     case v1::WAIT_CODE_SLOTS_SCATTERED: {
       std::vector<std::string> free;
       for (const v1::WorkerSlots& worker : reason.free()) {
@@ -268,7 +287,7 @@ std::string WhyText(const v1::WaitReason& reason) {
                           " of its array may run at a time (max_running); others go first");
     case v1::WAIT_CODE_QUEUE_QUOTA:
       return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(), " uses ",
-                          reason.used(), " of the ", reason.limit(), " that it may");
+                          UsedDevices(reason), " of the ", reason.limit(), " that it may");
     case v1::WAIT_CODE_QUEUE_JOBS:
       return absl::StrCat(Count(reason.used(), "job"), " of queue ", reason.limiting_queue(),
                           reason.used() == 1 ? " runs" : " run", ", as many as may");
@@ -276,7 +295,7 @@ std::string WhyText(const v1::WaitReason& reason) {
       return absl::StrCat("needs ", wanted, ", and ",
                           reason.tenant().empty() ? "jobs without the label tenant"
                                                   : absl::StrCat("tenant ", reason.tenant()),
-                          " use ", reason.used(), " of the ", reason.limit(),
+                          " use ", UsedDevices(reason), " of the ", reason.limit(),
                           " that one tenant may in queue ", reason.limiting_queue());
     case v1::WAIT_CODE_RESERVED:
       return absl::StrCat(

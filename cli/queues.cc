@@ -15,6 +15,11 @@
 namespace muster::cli {
 namespace {
 
+// Shared devices count by their shares: "1.5". A coordinator of an older version has `whole` alone.
+std::string Devices(int64_t whole, double shared) {
+  return shared > 0 ? absl::StrCat(shared) : absl::StrCat(whole);
+}
+
 std::string LimitText(bool has, int64_t limit) { return has ? absl::StrCat(limit) : "-"; }
 
 }  // namespace
@@ -42,11 +47,11 @@ std::string QueueTable(const std::vector<v1::QueueStatus>& queues) {
     for (const v1::QueueUse& use : queue.uses()) {
       std::vector<std::string> row = {name,
                                       use.device(),
-                                      absl::StrCat(use.used()),
+                                      Devices(use.used(), use.used_devices()),
                                       absl::StrCat(use.guaranteed()),
-                                      absl::StrCat(use.borrowed()),
+                                      Devices(use.borrowed(), use.borrowed_devices()),
                                       LimitText(use.has_limit(), use.limit()),
-                                      absl::StrCat(use.waiting())};
+                                      Devices(use.waiting(), use.waiting_devices())};
       row.insert(row.end(), tail.begin(), tail.end());
       rows.push_back(std::move(row));
       name = "";

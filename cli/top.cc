@@ -18,7 +18,9 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "cli/usage.h"
+#include "proto/class_time.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::cli {
@@ -43,16 +45,16 @@ std::string Cut(const std::string& line, int columns) {
   return line;
 }
 
-// Devices that the job holds now, by class.
-int64_t DevicesOf(const v1::Job& job) {
-  int64_t devices = 0;
-  for (const v1::ClassTime& time : job.usage().times()) devices += time.devices();
+// Devices that the job holds now, shared ones by its share.
+double DevicesOf(const v1::Job& job) {
+  double devices = 0;
+  for (const v1::ClassTime& time : job.usage().times()) devices += DevicesIn(time);
   return devices;
 }
 
 std::string ClassOf(const v1::Job& job) {
   for (const v1::ClassTime& time : job.usage().times()) {
-    if (time.devices() > 0) return spec::EnumName(time.usage_class());
+    if (DevicesIn(time) > 0) return spec::EnumName(time.usage_class());
   }
   return "-";
 }
@@ -84,10 +86,11 @@ const Order kOrders[] = {
 
 struct Totals {
   int64_t ready = 0, unreachable = 0, lost = 0;
-  int64_t devices = 0, held = 0, free = 0, unusable = 0, away = 0;
+  int64_t devices = 0, free = 0, unusable = 0, away = 0;
+  double held = 0;
   int64_t waiting = 0, training = 0;
   double tokens_per_second = 0;
-  std::map<v1::UsageClass, int64_t> by_class;
+  std::map<v1::UsageClass, double> by_class;
   double productive = 0, used = 0;
 };
 
@@ -113,7 +116,7 @@ Totals TotalsOf(const TopData& data, absl::Time now) {
       totals.tokens_per_second += job.tokens_per_second();
     }
     for (const v1::ClassTime& time : job.usage().times()) {
-      if (time.devices() > 0) totals.by_class[time.usage_class()] += time.devices();
+      if (DevicesIn(time) > 0) totals.by_class[time.usage_class()] += DevicesIn(time);
     }
     for (const auto& [time, seconds] : DeviceSecondsAt(job.usage(), now)) {
       totals.used += seconds;
@@ -138,17 +141,18 @@ std::string DevicesText(const Totals& totals) {
 
 Rows QueueRows(const TopData& data, absl::Time now) {
   struct Queue {
-    int64_t running = 0, waiting = 0, devices = 0, wanted = 0;
-    double productive = 0, used = 0;
+    int64_t running = 0, waiting = 0;
+    double devices = 0, wanted = 0, productive = 0, used = 0;
   };
   std::map<std::string, Queue> queues;
   for (const v1::Job& job : data.jobs) {
     Queue& queue = queues[job.spec().queue()];
-    const int64_t devices = DevicesOf(job);
+    const double devices = DevicesOf(job);
     queue.devices += devices;
     ++(devices > 0 ? queue.running : queue.waiting);
     if (devices == 0) {
-      queue.wanted += job.sizes().empty() ? job.spec().resources().ranks() : job.sizes(0);
+      const int32_t ranks = job.sizes().empty() ? job.spec().resources().ranks() : job.sizes(0);
+      queue.wanted += ranks * (spec::ShareOf(job.spec()) / double{spec::kWholeDevice});
     }
     for (const auto& [time, seconds] : DeviceSecondsAt(job.usage(), now)) {
       queue.used += seconds;
@@ -180,7 +184,7 @@ Rows JobRows(const TopData& data, const TopView& view, absl::Time now) {
   Rows rows = {{"JOB", "STATE", "DEVICES", "DOING", "STEP", "LOSS", "TOKENS/S", "MFU", "GOODPUT",
                 "ATTEMPTS", "QUEUE", "AGE"}};
   for (const v1::Job* job : jobs) {
-    const int64_t devices = DevicesOf(*job);
+    const double devices = DevicesOf(*job);
     const double goodput = GoodputAt(job->usage(), now);
     rows.push_back(
         {job->name(), spec::EnumName(job->state()), devices > 0 ? absl::StrCat(devices) : "-",
@@ -194,10 +198,11 @@ Rows JobRows(const TopData& data, const TopView& view, absl::Time now) {
 }
 
 Rows WorkerRows(const TopData& data, absl::Time now) {
-  Rows rows = {{"WORKER", "STATE", "HOST", "DEVICES", "FREE", "JOBS", "LAST HEARD"}};
+  Rows rows = {{"WORKER", "STATE", "HOST", "DEVICES", "USED", "FREE", "JOBS", "LAST HEARD"}};
   for (const v1::Worker& worker : data.workers) {
     rows.push_back({worker.name(), spec::EnumName(worker.state()), worker.host(),
-                    absl::StrCat(worker.devices_size()), absl::StrCat(worker.slots_free()),
+                    absl::StrCat(worker.devices_size()), absl::StrCat(worker.slots_used()),
+                    absl::StrCat(worker.slots_free()),
                     worker.jobs().empty() ? "-" : absl::StrJoin(worker.jobs(), ","),
                     Age(worker.last_heard(), now)});
   }

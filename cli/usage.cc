@@ -11,6 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "proto/class_time.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 
@@ -144,7 +145,7 @@ std::vector<std::pair<v1::ClassTime, double>> DeviceSecondsAt(const v1::Usage& u
       usage.has_as_of() ? std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of()))) : 0;
   std::vector<std::pair<v1::ClassTime, double>> times;
   for (const v1::ClassTime& time : usage.times()) {
-    times.emplace_back(time, time.device_seconds() + static_cast<double>(time.devices()) * since);
+    times.emplace_back(time, time.device_seconds() + DevicesIn(time) * since);
   }
   return times;
 }

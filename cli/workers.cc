@@ -178,10 +178,17 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
     return std::any_of(workers.begin(), workers.end(), says);
   };
   const bool domains = any([](const v1::Worker& worker) { return !worker.domains().empty(); });
+  // Elsewhere it is what is not free.
+  const bool shared = any([](const v1::Worker& worker) {
+    return std::any_of(worker.devices().begin(), worker.devices().end(), [](const auto& device) {
+      return device.jobs_size() > 1 || (device.used() > 0 && device.used() < 1);
+    });
+  });
   const bool scheduling = any([](const v1::Worker& worker) {
     return worker.has_cordon() || !worker.reservations().empty() ||
            worker.reputation().standing() == v1::WORKER_STANDING_AVOIDED;
   });
+  if (shared) rows[0].push_back("USED");
   if (domains) rows[0].push_back("DOMAINS");
   if (scheduling) rows[0].push_back("SCHEDULING");
   for (const v1::Worker& worker : workers) {
@@ -191,6 +198,7 @@ absl::Status GetWorkers(CoordinatorClient& client, bool tree, Format format, Ter
                     Age(worker.last_heard(), absl::Now()), AddressOf(worker),
                     worker.metrics_address().empty() ? "-" : worker.metrics_address(),
                     worker.version()});
+    if (shared) rows.back().push_back(absl::StrCat(worker.slots_used(), "/", worker.slots()));
     if (domains) rows.back().push_back(DomainsOf(worker));
     if (scheduling) rows.back().push_back(SchedulingText(worker));
   }

@@ -68,11 +68,11 @@ const Family kSpareDevices = {
 const Family kSlotsWanted = {
     Kind::kGauge,
     "muster_coordinator_slots_wanted",
-    "Ranks of all jobs that are not finished, whole gangs, by the kind of device that they want",
+    "Devices that all jobs that are not finished want, whole gangs, shared ones by their shares",
     {"device"}};
 const Family kSlotsAllocated = {Kind::kGauge,
                                 "muster_coordinator_slots_allocated",
-                                "Devices that attempts hold, by kind",
+                                "Devices that attempts hold, shared ones by their shares, by kind",
                                 {"device"}};
 const Family kQueueOldest = {
     Kind::kGauge,
@@ -532,7 +532,7 @@ void Metrics::Observe(const Measured& measured) {
 
 void Metrics::Queue(const QueueSample& sample) {
   for (const v1::DeviceKind kind : kDeviceKinds) {
-    const auto count = [kind](const std::map<v1::DeviceKind, int64_t>& by_kind) {
+    const auto count = [kind](const auto& by_kind) {
       const auto found = by_kind.find(kind);
       return found == by_kind.end() ? 0.0 : static_cast<double>(found->second);
     };

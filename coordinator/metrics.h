@@ -23,7 +23,7 @@ namespace muster::coordinator {
 
 // What the jobs that are not finished want and hold, by kind of device.
 struct QueueSample {
-  std::map<v1::DeviceKind, int64_t> wanted, allocated;
+  std::map<v1::DeviceKind, double> wanted, allocated;  // devices, shared ones by their shares
   std::map<v1::DeviceKind, int64_t> smallest_waiting;  // ranks; none where no job waits
   absl::Duration oldest_wait = absl::ZeroDuration();
 };

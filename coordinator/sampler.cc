@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "coordinator/limits.h"
+#include "proto/class_time.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -37,8 +39,7 @@ void DeviceTimeCounter::Add(const std::string& job_id, const std::string& queue,
   const double since = std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of())));
   std::map<v1::UsageClass, double> seconds;
   for (const v1::ClassTime& time : usage.times()) {
-    seconds[time.usage_class()] +=
-        time.device_seconds() + static_cast<double>(time.devices()) * since;
+    seconds[time.usage_class()] += time.device_seconds() + DevicesIn(time) * since;
   }
   for (const auto& [usage_class, spent] : seconds) {
     double& before = counted.seconds[usage_class];
@@ -86,16 +87,17 @@ void Sampler::SampleJobs() {
     const v1::Job* gang = job[JobPart::kRanks].get();
     // An elastic job that waits does so for its smallest size.
     const int64_t least = spec->sizes().empty() ? resources.ranks() : spec->sizes(0);
+    const double share = spec::ShareOf(resources) / double{spec::kWholeDevice};
     const int64_t held = HoldsDevices(state) && gang != nullptr ? gang->ranks_size() : 0;
     if (state.state() != v1::JOB_STATE_STOPPING) {
-      sample.wanted[resources.device()] += std::max(least, held);
+      sample.wanted[resources.device()] += share * static_cast<double>(std::max(least, held));
     }
     if (state.state() == v1::JOB_STATE_QUEUED) {
       sample.oldest_wait = std::max(sample.oldest_wait, wall - WaitsSince(job));
       int64_t& smallest = sample.smallest_waiting[resources.device()];
       if (smallest == 0 || least < smallest) smallest = least;
     }
-    sample.allocated[resources.device()] += held;
+    sample.allocated[resources.device()] += share * static_cast<double>(held);
   }
   parts_.metrics.Queue(sample);
   CountDeviceTime(jobs, absl::UnixEpoch() + parts_.clock.Monotonic() + wall_ahead_);

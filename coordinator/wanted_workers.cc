@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 namespace {
@@ -121,6 +122,8 @@ int WantedWorkers(const WorkerGroup& group, const std::vector<JobView>& unfinish
     }
   }
   int64_t wanted = 0;  // devices, of workers of the group
+  // Thousandths of those that jobs share, and the most that one such job wants.
+  int64_t shared = 0, most = 0;
   for (const JobView& job : unfinished) {
     const v1::Job* const spec = job[JobPart::kSpec].get();
     const v1::Job* const state = job[JobPart::kState].get();
@@ -145,8 +148,15 @@ int WantedWorkers(const WorkerGroup& group, const std::vector<JobView>& unfinish
     const int64_t ranks = WantedRanks(*spec, *state, job[JobPart::kRanks].get());
     const int64_t devices = (ranks * group.devices + usable - 1) / usable;
     if (devices > int64_t{group.workers_max} * group.devices + elsewhere) continue;
-    wanted += devices;
+    if (const int32_t share = spec::ShareOf(resources); share < spec::kWholeDevice) {
+      // Three shares of 0.4 take two devices: what is left over beside equal ones counts as taken.
+      shared += devices * (spec::kWholeDevice / (spec::kWholeDevice / share));
+      most = std::max(most, devices);
+    } else {
+      wanted += devices;
+    }
   }
+  wanted += std::max(most, (shared + spec::kWholeDevice - 1) / spec::kWholeDevice);
   wanted = std::max<int64_t>(0, wanted - elsewhere);
   const int64_t count = (wanted + group.devices - 1) / group.devices;
   return static_cast<int>(std::max<int64_t>(busy, std::min<int64_t>(count, group.workers_max)));

@@ -27,8 +27,9 @@ absl::StatusOr<WorkerGroup> ParseWorkerGroup(const std::map<std::string, std::st
 
 // Enough for every job of the kind that is not finished and waits for nothing but devices, less the
 // devices of workers that are not of the group; and never fewer than keep each worker on which a
-// rank is. A gang that does not fit even if there were workers_max is left out, since a part of it
-// is of no use.
+// rank is. Jobs that share devices count by their shares, rounded up to a half, a third and so on.
+// A gang that does not fit even if there were workers_max is left out, since a part of it is of no
+// use.
 int WantedWorkers(const WorkerGroup& group, const std::vector<JobView>& unfinished,
                   const std::vector<v1::Worker>& workers);
 

@@ -15,6 +15,7 @@
 #include "coordinator/scheduler/placement.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -116,7 +117,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   SetAddresses(attempt);
   std::set<std::string> workers;
   for (const v1::Placement& placement : attempt.placements()) {
-    workers_.Hold(placement, job.id(), job.epoch());
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
@@ -151,6 +152,17 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
          {v1::CAUSE_LAUNCH, absl::StrCat("the daemon of worker ", *older, " is of version ",
                                          workers_.Find(WorkerId(*older))->row.version(),
                                          ", which cannot run commands; upgrade it")},
+         turn);
+  }
+  const auto alone = std::find_if(workers.begin(), workers.end(), [this](const std::string& name) {
+    return !workers_.Find(WorkerId(name))->shares_devices;
+  });
+  if (job.up() && spec::ShareOf(job.spec()) < kWholeDevice && alone != workers.end()) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", *alone, " is of version ",
+                       workers_.Find(WorkerId(*alone))->row.version(),
+                       ", which cannot share devices (resources.share); upgrade it")},
          turn);
   }
 }

@@ -11,6 +11,7 @@
 #include "coordinator/core/migrate.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -85,14 +86,14 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
         return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, job.id(), job.epoch());
+      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     }
     for (const v1::Placement& placement : job.attempt.leaving()) {
       if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
         return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
                                                 placement.worker(), ", which has no row"));
       }
-      workers_.Hold(placement, job.id(), job.epoch());
+      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     }
     scheduling_.RecoverRunning(job.id(), AsRunning(job));
   }
@@ -450,12 +451,22 @@ v1::Worker CoreImpl::ViewOf(const WorkerEntry& worker) const {
   *row.mutable_last_heard() = ToProto(worker.last_heard);
   row.set_slots(row.devices_size());
   int free = 0;
-  for (const v1::Device& device : row.devices()) {
-    if (worker.Ready() && device.unusable().empty() && worker.held.count(device.name()) == 0) {
-      ++free;
+  int64_t used = 0;
+  for (v1::Device& device : *row.mutable_devices()) {
+    const int32_t thousandths = worker.HeldOf(device.name());
+    if (worker.Ready() && device.unusable().empty() && thousandths == 0) ++free;
+    used += thousandths;
+    device.set_used(static_cast<double>(thousandths) / kWholeDevice);
+    device.clear_jobs();
+    if (thousandths == 0) continue;
+    std::set<std::string> jobs;
+    for (const SlotHolder& holder : worker.held.at(device.name())) {
+      jobs.insert(jobs_.Find(holder.job)->name());
     }
+    for (const std::string& job : jobs) device.add_jobs(job);
   }
   row.set_slots_free(free);
+  row.set_slots_used(static_cast<double>(used) / kWholeDevice);
   std::set<std::string> names;
   for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
   for (const std::string& name : names) row.add_jobs(name);
@@ -602,12 +613,22 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   }
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
-    for (const auto& [device, holder] : worker.held) {
-      const JobEntry* job = jobs_.Find(holder.job);
-      if (job == nullptr || !job->has_attempt() || job->epoch() != holder.epoch) {
-        broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
-                                      holder.job.value(), " epoch ", holder.epoch.value(),
-                                      ", which is not live"));
+    for (const auto& [device, holders] : worker.held) {
+      std::set<JobId> jobs;
+      for (const SlotHolder& holder : holders) {
+        const JobEntry* job = jobs_.Find(holder.job);
+        if (job == nullptr || !job->has_attempt() || job->epoch() != holder.epoch) {
+          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
+                                        holder.job.value(), " epoch ", holder.epoch.value(),
+                                        ", which is not live"));
+        } else if (holder.share != spec::ShareOf(job->spec()) || !jobs.insert(holder.job).second) {
+          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
+                                        holder.job.value(), " with another share, or twice"));
+        }
+      }
+      if (worker.HeldOf(device) > kWholeDevice) {
+        broken.push_back(absl::StrCat("worker ", id.value(), " ", device,
+                                      ": the shares of those that hold it are more than it"));
       }
     }
   }

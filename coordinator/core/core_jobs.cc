@@ -11,6 +11,7 @@
 #include "proto/spec/deadline.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 #include "security/authorize.h"
 
@@ -79,8 +80,8 @@ absl::StatusOr<CoreImpl::Submission> CoreImpl::CheckSubmission(const v1::JobSpec
   if (sizes.empty()) {
     return absl::InvalidArgumentError("resources.ranks: no number of ranks is possible");
   }
-  RETURN_IF_ERROR(
-      scheduling_.tree().CheckJob(spec.queue(), spec.resources().device(), sizes.front()));
+  RETURN_IF_ERROR(scheduling_.tree().CheckJob(spec.queue(), spec.resources().device(),
+                                              sizes.front(), spec::ShareOf(spec)));
   Submission submission;
   submission.spec = spec;
   RETURN_IF_ERROR(spec::FixDeadline(submission.spec, now));
@@ -276,6 +277,7 @@ WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations) {
     waiting.runtime = std::min(waiting.runtime, FromProto(job.state.rest()));
   waiting.tenant = TenantOf(spec);
   waiting.recovering = job.state.recovering_ranks();
+  waiting.share = spec::ShareOf(spec);
   if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
   if (!job.elastic()) return waiting;
   waiting.sizes = sizes;
@@ -361,6 +363,7 @@ RunningJob AsRunning(const JobEntry& job, const Reservations& reservations) {
   running.priority = spec.priority();
   running.device = spec.resources().device();
   running.ranks = job.size();
+  running.share = spec::ShareOf(spec);
   running.elastic = ElasticityOf(job, reservations);
   running.stopping = job.has_attempt() && !job.up();
   running.started_at = FromProto(job.attempt.started());
@@ -423,8 +426,9 @@ absl::StatusOr<Explained> CoreImpl::ExplainWait(const ExplainQuery& about, absl:
     *entry.fixed.mutable_spec() = std::get<v1::JobSpec>(about);
     RETURN_IF_ERROR(spec::FixDeadline(*entry.fixed.mutable_spec(), now));
     *entry.state.mutable_queued() = ToProto(now);
-    RETURN_IF_ERROR(scheduling_.tree().CheckJob(
-        entry.spec().queue(), entry.spec().resources().device(), entry.sizes().front()));
+    RETURN_IF_ERROR(
+        scheduling_.tree().CheckJob(entry.spec().queue(), entry.spec().resources().device(),
+                                    entry.sizes().front(), spec::ShareOf(entry.spec())));
     entry.fixed.set_submit_sequence(jobs_.NextSequence());
     out.job.set_name(entry.name());
     out.job.set_steps(entry.steps());

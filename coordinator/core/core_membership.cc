@@ -9,6 +9,7 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/replacement.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -71,7 +72,8 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
     excluded.insert(WorkerId(before.worker()));
   }
   for (const auto& [id, entry] : workers_.entries()) {
-    if (!entry.knows_memberships || (job.runs_command() && !entry.runs_commands)) {
+    if (!entry.knows_memberships || (job.runs_command() && !entry.runs_commands) ||
+        (spec::ShareOf(job.spec()) < kWholeDevice && !entry.shares_devices)) {
       excluded.insert(id);
     }
   }
@@ -99,7 +101,7 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
     }
     at = placement;
     at.set_membership(membership);
-    workers_.Hold(at, job.id(), job.epoch());
+    workers_.Hold(at, job.id(), job.epoch(), waiting.share);
     to.insert(at.worker());
   }
   attempt.set_membership(membership);
@@ -244,7 +246,8 @@ void CoreImpl::CheckMembership(const JobEntry& job, std::vector<std::string>& br
   for (const v1::Placement& placement : attempt.placements()) {
     if (workers_.Holds(placement, job.id(), Epoch(attempt.epoch()))) ++held;
   }
-  claim(held == workers_.HeldBy(job.id()), "it holds a slot for no rank");
+  claim(held * spec::ShareOf(job.spec()) == workers_.HeldBy(job.id()),
+        "it holds a slot for no rank");
 }
 
 }  // namespace muster::coordinator

@@ -1,6 +1,8 @@
 // Jobs that stop for others or because a user says so, slots that are kept meanwhile, and holds.
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,6 +13,7 @@
 #include "proto/job_state.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 #include "security/authorize.h"
 
@@ -84,9 +87,10 @@ void CoreImpl::CarryOut(const Resize& resize, Turn& turn) {
 
 void CoreImpl::KeepSlots(JobEntry& job, const std::vector<Slot>& slots) {
   const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), TenantOf(spec), {}};
+  Kept kept{spec.queue(), spec.priority(),    spec.resources().device(), TenantOf(spec),
+            {},           spec::ShareOf(spec)};
   for (const Slot& slot : slots) {
-    workers_.Keep(slot.worker, slot.device, job.id());
+    workers_.Keep(slot.worker, slot.device, job.id(), kept.share);
     v1::KeptSlot& stored = *job.state.add_kept();
     stored.set_worker(slot.worker.value());
     stored.set_device(slot.device);
@@ -116,7 +120,8 @@ void CoreImpl::DropKept(JobEntry& job, Turn& turn) {
 
 Kept KeptFor(const JobEntry& job) {
   const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(), spec.resources().device(), TenantOf(spec), {}};
+  Kept kept{spec.queue(), spec.priority(),    spec.resources().device(), TenantOf(spec),
+            {},           spec::ShareOf(spec)};
   for (const v1::KeptSlot& slot : job.state.kept()) {
     kept.slots.insert({WorkerId(slot.worker()), slot.device()});
   }
@@ -126,7 +131,7 @@ Kept KeptFor(const JobEntry& job) {
 void CoreImpl::RecoverKept(JobEntry& job) {
   if (job.state.kept().empty()) return;
   for (const v1::KeptSlot& slot : job.state.kept()) {
-    workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id());
+    workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id(), spec::ShareOf(job.spec()));
   }
   scheduling_.Keep(job.id(), KeptFor(job));
 }
@@ -325,7 +330,9 @@ v1::WaitReason CoreImpl::HeldReason(const JobEntry& job) {
 // ---- invariants ---------------------------------------------------------------------------------
 
 void CoreImpl::CheckKept(std::vector<std::string>& broken) const {
-  std::set<std::pair<std::string, std::string>> stored;
+  // By worker and device: the jobs for which it is kept, and what is kept of it in all.
+  std::map<std::pair<std::string, std::string>, std::set<JobId>> stored;
+  std::map<std::pair<std::string, std::string>, int64_t> sums;
   for (const auto& [id, job] : jobs_.entries()) {
     const auto kept = scheduling_.kept().find(id);
     const size_t known = kept == scheduling_.kept().end() ? 0 : kept->second.slots.size();
@@ -342,15 +349,19 @@ void CoreImpl::CheckKept(std::vector<std::string>& broken) const {
       broken.push_back(absl::StrCat("job ", id.value(), " has ended and is held"));
     }
     for (const v1::KeptSlot& slot : job.state.kept()) {
-      if (!stored.emplace(slot.worker(), slot.device()).second) {
+      const std::pair<std::string, std::string> place(slot.worker(), slot.device());
+      const bool first = stored[place].insert(id).second;
+      if (!first || (sums[place] += spec::ShareOf(job.spec())) > kWholeDevice) {
         broken.push_back(
             absl::StrCat("slot ", slot.worker(), " ", slot.device(), " is kept for two jobs"));
       }
     }
   }
   for (const auto& [id, worker] : workers_.entries()) {
-    for (const auto& [device, job] : worker.kept_for) {
-      if (!stored.contains({id.value(), device})) {
+    for (const auto& [device, jobs] : worker.kept_for) {
+      for (const auto& [job, share] : jobs) {
+        const auto known = stored.find({id.value(), device});
+        if (known != stored.end() && known->second.contains(job)) continue;
         broken.push_back(absl::StrCat("slot ", id.value(), " ", device, " is kept for job ",
                                       job.value(), ", which does not know it"));
       }

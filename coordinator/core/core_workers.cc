@@ -183,6 +183,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   worker.takes_spec_once = hello.protocol_version() >= 1;
   worker.runs_commands = hello.protocol_version() >= 2;
   worker.knows_memberships = hello.protocol_version() >= 3;
+  worker.shares_devices = hello.protocol_version() >= 4;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
@@ -300,7 +301,7 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
     case Reachability::Verdict::Kind::kLost:
       // Of one that was doing nothing, or is worked on, its silence says little.
       if (!worker.held.empty() && !worker.row.has_cordon()) {
-        const JobEntry& job = *jobs_.Find(worker.held.begin()->second.job);
+        const JobEntry& job = *jobs_.Find(worker.held.begin()->second.front().job);
         reputation::Note(
             worker,
             {.cause = v1::CAUSE_WORKER_LOST, .job_name = job.name(), .job_id = job.fixed.id()},

@@ -15,6 +15,7 @@
 #include "coordinator/core/scheduling.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/core/workers.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 
 namespace muster::coordinator {
@@ -271,7 +272,7 @@ absl::StatusOr<bool> DecisionReplay::Cluster::PutIn(const JobId& id, const Logge
   Part& part = parts_[id];
   part.epoch = job.epoch();
   for (const v1::KeptSlot& slot : job.state.kept()) {
-    workers_.Keep(WorkerId(slot.worker()), slot.device(), id);
+    workers_.Keep(WorkerId(slot.worker()), slot.device(), id, spec::ShareOf(job.spec()));
     part.kept.push_back(slot);
   }
   if (!part.kept.empty()) scheduling_.Keep(id, KeptFor(job));
@@ -285,17 +286,22 @@ absl::StatusOr<bool> DecisionReplay::Cluster::PutIn(const JobId& id, const Logge
   }
   RETURN_IF_ERROR(ReadAttempt(rows, job, now));
   if (job.size() == 0) return false;
+  const int32_t share = spec::ShareOf(job.spec());
   for (const v1::Placement& placement : job.attempt.placements()) {
     if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
     const WorkerEntry* worker = workers_.Find(WorkerId(placement.worker()));
-    if (worker == nullptr || worker->held.contains(placement.device())) return false;
-    workers_.Hold(placement, id, part.epoch);
+    if (worker == nullptr || worker->HeldOf(placement.device()) + share > kWholeDevice) {
+      return false;
+    }
+    workers_.Hold(placement, id, part.epoch, share);
     part.held.push_back(placement);
   }
   for (const v1::Placement& placement : job.attempt.leaving()) {
     const WorkerEntry* worker = workers_.Find(WorkerId(placement.worker()));
-    if (worker == nullptr || worker->held.contains(placement.device())) return false;
-    workers_.Hold(placement, id, part.epoch);
+    if (worker == nullptr || worker->HeldOf(placement.device()) + share > kWholeDevice) {
+      return false;
+    }
+    workers_.Hold(placement, id, part.epoch, share);
     part.held.push_back(placement);
   }
   scheduling_.RecoverRunning(id, AsRunning(job, reservations_));

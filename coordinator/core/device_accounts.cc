@@ -121,11 +121,11 @@ void DeviceAccounts::UpdateJob(JobEntry& job, const WorkerTable& workers, Turn& 
       const int64_t since = ledger_.ClockAt(job.progress_at);
       job.account.AddTimeUntil(since, ledger_.wall_ms() - (ledger_.clock_ms() - since));
       job.account.SetDevices(
-          {{Use{v1::USAGE_CLASS_HUNG, v1::CAUSE_HANG}, job.account.device_count()}});
+          {{Use{v1::USAGE_CLASS_HUNG, v1::CAUSE_HANG}, job.account.thousandths()}});
     }
     job.account.AddTimeUntil(ledger_.clock_ms(), ledger_.wall_ms());
     // Devices that pass from one account to another must do so in both, also on disk.
-    const bool passed = held != job.account.device_count();
+    const bool passed = held != job.account.thousandths();
     job.account.SetDevices(std::move(devices));
     Settled(job);
     passed ? turn.Persist(job.id()) : turn.Progressed(job.id());
@@ -151,7 +151,7 @@ void DeviceAccounts::Close(JobEntry& job, Turn& turn) {
 int64_t DeviceAccounts::spare() const {
   const Devices& devices = ledger_.fleet().devices();
   const auto spare = devices.find({v1::USAGE_CLASS_SPARE});
-  return spare == devices.end() ? 0 : spare->second;
+  return spare == devices.end() ? 0 : spare->second / kWholeDevice;
 }
 
 void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, SpareCount spares,
@@ -163,11 +163,11 @@ void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, SpareCo
   }
   const FleetTally& tally = workers.Tally();
   Devices unheld;
-  const auto count = [&unheld](Use use, int64_t devices) {
-    if (devices > 0) unheld[use] = devices;
+  const auto count = [&unheld](Use use, int64_t thousandths) {
+    if (thousandths > 0) unheld[use] = thousandths;
   };
-  count({v1::USAGE_CLASS_IDLE}, tally.idle - spares.free);
-  count({v1::USAGE_CLASS_SPARE}, spares.free);
+  count({v1::USAGE_CLASS_IDLE}, tally.idle - spares.free * kWholeDevice);
+  count({v1::USAGE_CLASS_SPARE}, spares.free * kWholeDevice);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_WORKER_LOST}, tally.away);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_DEVICE}, tally.unusable);
   ledger_.SetFleet(tally.all(), std::move(unheld));
@@ -215,23 +215,24 @@ OpenUsage DeviceAccounts::Usage(const JobTable& jobs) const {
 
 void DeviceAccounts::Check(const JobTable& jobs, const WorkerTable& workers,
                            std::vector<std::string>& broken) const {
-  int64_t devices = ledger_.fleet().device_count();
-  int64_t ms = ledger_.fleet().TotalMs(ledger_.clock_ms());
+  int64_t thousandths = ledger_.fleet().thousandths();
+  DeviceTime time = ledger_.fleet().Total(ledger_.clock_ms());
   for (const auto& [id, job] : jobs.entries()) {
-    devices += job.account.device_count();
-    ms += job.account.TotalMs(ledger_.clock_ms());
-    if (job.account.device_count() != workers.HeldBy(id)) {
-      broken.push_back(absl::StrCat("job ", id.value(), ": ", job.account.device_count(),
-                                    " devices in its account, but it holds ", workers.HeldBy(id)));
+    thousandths += job.account.thousandths();
+    time.Add(job.account.Total(ledger_.clock_ms()));
+    if (job.account.thousandths() != workers.HeldBy(id)) {
+      broken.push_back(absl::StrCat("job ", id.value(), ": ", job.account.thousandths(),
+                                    " thousandths of devices in its account, but it holds ",
+                                    workers.HeldBy(id)));
     }
   }
-  if (devices != ledger_.devices()) {
-    broken.push_back(
-        absl::StrCat("the accounts have ", devices, " devices, the workers ", ledger_.devices()));
+  if (thousandths != ledger_.thousandths()) {
+    broken.push_back(absl::StrCat("the accounts have ", thousandths,
+                                  " thousandths of devices, the workers ", ledger_.thousandths()));
   }
-  if (ms != ledger_.DeviceMs()) {
-    broken.push_back(absl::StrCat("the accounts have ", ms, " device-milliseconds, the clock ",
-                                  ledger_.DeviceMs()));
+  if (const DeviceTime all = ledger_.AllTime(); time != all) {
+    broken.push_back(absl::StrCat("the accounts have ", time.ms, " ms and ", time.rest_us,
+                                  " us of devices, the clock ", all.ms, " and ", all.rest_us));
   }
 }
 

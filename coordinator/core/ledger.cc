@@ -5,6 +5,7 @@
 
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 
@@ -18,8 +19,8 @@ void Ledger::Recover(const v1::FleetAccount* row, absl::Time now) {
   period_begin_ms_ = row->period_begin_ms();
   last_row_ = row->last_row();
   fleet_ = DeviceAccount(row->account());
-  devices_ = row->devices();
-  device_ms_ = row->device_ms();
+  thousandths_ = row->thousandths() > 0 ? row->thousandths() : row->devices() * spec::kWholeDevice;
+  all_time_ = {row->device_ms(), row->device_rest_us()};
   counted_ms_ = row->clock_ms();
 }
 
@@ -39,11 +40,17 @@ bool Ledger::PeriodIsOver() const {
          wall_ms_ - period_begin_ms_ >= absl::ToInt64Milliseconds(kUsagePeriod);
 }
 
+DeviceTime Ledger::AllTime() const {
+  DeviceTime time = all_time_;
+  time.Add(thousandths_, clock_ms_ - counted_ms_);
+  return time;
+}
+
 void Ledger::SetFleet(int64_t all, Devices unheld) {
-  if (devices_ == all && fleet_.devices() == unheld) return;
-  device_ms_ = DeviceMs();
+  if (thousandths_ == all && fleet_.devices() == unheld) return;
+  all_time_ = AllTime();
   counted_ms_ = clock_ms_;
-  devices_ = all;
+  thousandths_ = all;
   fleet_.AddTimeUntil(clock_ms_, wall_ms_);
   fleet_.SetDevices(std::move(unheld));
   fleet_changed_ = true;
@@ -71,8 +78,11 @@ void Ledger::Put(Batch& batch) {
   row.set_period_begin_ms(period_begin_ms_);
   row.set_last_row(last_row_);
   *row.mutable_account() = fleet_.Stored();
-  row.set_devices(devices_);
-  row.set_device_ms(DeviceMs());
+  const DeviceTime all = AllTime();
+  row.set_devices(thousandths_ / spec::kWholeDevice);
+  row.set_thousandths(thousandths_);
+  row.set_device_ms(all.ms);
+  row.set_device_rest_us(static_cast<int32_t>(all.rest_us));
   batch.Put(Table::kUsage, schema::kFleetAccount, schema::Serialize(row));
 }
 

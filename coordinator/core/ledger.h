@@ -2,9 +2,10 @@
 //
 // Every device of a known worker is in one account at any time: that of the job whose attempt holds
 // it, or the fleet's. Both change in the same turn when it passes from one to the other, so that
-// the sum of all accounts is the number of devices times the time, to the millisecond. They are
-// settled only when something changes: time in which no coordinator ran counts as what the devices
-// were used for before.
+// the sum of all accounts is the number of devices times the time, exactly. A device that jobs
+// share is in the account of each by its share, and in the fleet's by what is left of it. Accounts
+// are settled only when something changes: time in which no coordinator ran counts as what the
+// devices were used for before.
 #ifndef MUSTER_COORDINATOR_CORE_LEDGER_H_
 #define MUSTER_COORDINATOR_CORE_LEDGER_H_
 
@@ -30,14 +31,15 @@ class Ledger {
   int64_t ClockAt(absl::Time time) const;
   bool PeriodIsOver() const;
 
-  // The devices of all workers, and those of them that no attempt holds, are these now.
+  // The devices of all workers, and those of them that no attempt holds, are these now, in
+  // thousandths.
   void SetFleet(int64_t all, Devices unheld);
   const DeviceAccount& fleet() const { return fleet_; }
   // True when SetFleet() changed something since the last call.
   bool TakeFleetChanged() { return std::exchange(fleet_changed_, false); }
   // All devices times the time since the first start.
-  int64_t DeviceMs() const { return device_ms_ + devices_ * (clock_ms_ - counted_ms_); }
-  int64_t devices() const { return devices_; }
+  DeviceTime AllTime() const;
+  int64_t thousandths() const { return thousandths_; }  // of all devices
 
   // Adds the row of a period that is over.
   void Close(DeviceAccount& account, v1::UsageRow names, Batch& batch);
@@ -55,8 +57,8 @@ class Ledger {
   uint64_t last_row_ = 0;
   DeviceAccount fleet_;
   bool fleet_changed_ = true;
-  int64_t devices_ = 0;
-  int64_t device_ms_ = 0;   // up to counted_ms_
+  int64_t thousandths_ = 0;
+  DeviceTime all_time_;     // up to counted_ms_
   int64_t counted_ms_ = 0;  // by clock_ms_
 };
 

@@ -101,7 +101,7 @@ std::vector<std::string> Scheduling::WarningsOf(const v1::QueuePolicy& policy) {
 v1::GetQueuesResponse Scheduling::Queues(absl::Time now) {
   struct Waiting {
     int64_t jobs = 0;
-    PerDevice<int64_t> devices = {};
+    PerDevice<int64_t> thousandths = {};  // of devices
   };
   std::vector<Waiting> waiting(tree_.queues().size());
   for (const auto& [name, shapes] : waiting_.queues()) {
@@ -111,8 +111,8 @@ v1::GetQueuesResponse Scheduling::Queues(absl::Time now) {
       for (const int above : tree_.Path(queue)) {
         Waiting& of = waiting[static_cast<size_t>(above)];
         of.jobs += static_cast<int64_t>(jobs.size());
-        of.devices[static_cast<size_t>(shape.device)] +=
-            shape.ranks * static_cast<int64_t>(jobs.size());
+        of.thousandths[static_cast<size_t>(shape.device)] +=
+            int64_t{shape.ranks} * shape.share * static_cast<int64_t>(jobs.size());
       }
     }
   }
@@ -133,16 +133,21 @@ v1::GetQueuesResponse Scheduling::Queues(absl::Time now) {
     for (const v1::DeviceKind kind : {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA}) {
       const size_t k = static_cast<size_t>(kind);
       if (slots_.Of(kind).total == 0 && queue.guaranteed[k] == 0 && !queue.limit[k].has_value() &&
-          used.devices[k] == 0 && waiting[i].devices[k] == 0) {
+          used.thousandths[k] == 0 && waiting[i].thousandths[k] == 0) {
         continue;
       }
+      const int64_t borrowed =
+          std::max<int64_t>(0, used.thousandths[k] - queue.guaranteed[k] * kWholeDevice);
       v1::QueueUse& use = *status.add_uses();
       use.set_device(spec::EnumName(kind));
-      use.set_used(used.devices[k]);
+      use.set_used(DevicesOf(used.thousandths[k]));
       use.set_guaranteed(queue.guaranteed[k]);
-      use.set_borrowed(std::max<int64_t>(0, used.devices[k] - queue.guaranteed[k]));
+      use.set_borrowed(DevicesOf(borrowed));
       if (queue.limit[k].has_value()) use.set_limit(*queue.limit[k]);
-      use.set_waiting(waiting[i].devices[k]);
+      use.set_waiting(DevicesOf(waiting[i].thousandths[k]));
+      use.set_used_devices(static_cast<double>(used.thousandths[k]) / kWholeDevice);
+      use.set_borrowed_devices(static_cast<double>(borrowed) / kWholeDevice);
+      use.set_waiting_devices(static_cast<double>(waiting[i].thousandths[k]) / kWholeDevice);
     }
   }
   for (v1::SpareStatus& spares : CountSpares(slots_, tree_)) *out.add_spares() = std::move(spares);
@@ -153,7 +158,7 @@ std::vector<std::string> Scheduling::CheckQueues() const {
   std::vector<std::string> broken;
   QueueUse counted(tree_);
   for (const auto& [id, job] : running_.all()) {
-    counted.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    counted.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1, job.share);
   }
   if (!(counted == use_)) broken.push_back("what queues use is not what their jobs use");
   return broken;

@@ -99,7 +99,7 @@ class Scheduling {
   Snapshot Cluster() { return {slots_, running_, kept_, tree_, use_, history_}; }
   void Accrue(const std::string& queue, absl::Time now);
   void Count(const RunningJob& job, int sign) {
-    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign);
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign, job.share);
   }
 
   SlotIndex& slots_;

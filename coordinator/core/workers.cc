@@ -19,8 +19,18 @@ bool Covers(const v1::Reservation& reservation, const std::string& device) {
 
 std::set<JobId> WorkerEntry::Jobs() const {
   std::set<JobId> jobs;
-  for (const auto& [device, holder] : held) jobs.insert(holder.job);
+  for (const auto& [device, holders] : held) {
+    for (const SlotHolder& holder : holders) jobs.insert(holder.job);
+  }
   return jobs;
+}
+
+int32_t WorkerEntry::HeldOf(const std::string& device) const {
+  int32_t sum = 0;
+  const auto holders = held.find(device);
+  if (holders == held.end()) return sum;
+  for (const SlotHolder& holder : holders->second) sum += holder.share;
+  return sum;
 }
 
 WorkerEntry* WorkerTable::Find(const WorkerId& id) {
@@ -108,23 +118,29 @@ void WorkerTable::CloseSession(WorkerEntry& worker) {
   Refresh(worker);
 }
 
-void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch epoch) {
+void WorkerTable::Hold(const v1::Placement& placement, const JobId& job, Epoch epoch,
+                       int32_t share) {
   WorkerEntry* worker = Find(WorkerId(placement.worker()));
   CHECK(worker != nullptr) << "placement on unknown worker " << placement.worker();
-  const bool added =
-      worker->held.emplace(placement.device(), SlotHolder{job, epoch, placement.rank()}).second;
-  CHECK(added) << placement.worker() << " " << placement.device()
-               << " is held twice; second: " << job;
-  slots_.SetHolder(worker->id(), placement.device(), job);
-  ++held_by_[job];
+  CHECK_LE(worker->HeldOf(placement.device()) + share, kWholeDevice)
+      << placement.worker() << " " << placement.device() << " is held twice; second: " << job;
+  worker->held[placement.device()].push_back({job, epoch, placement.rank(), share});
+  share == kWholeDevice ? slots_.SetHolder(worker->id(), placement.device(), job)
+                        : slots_.SetShare(worker->id(), placement.device(), job, share);
+  held_by_[job] += share;
   untallied_.insert(worker->id());
 }
 
 void WorkerTable::Free(const v1::Placement& placement, const JobId& job, Epoch epoch) {
   if (!Holds(placement, job, epoch)) return;
   WorkerEntry& worker = *Find(WorkerId(placement.worker()));
-  worker.held.erase(placement.device());
-  if (const auto held = held_by_.find(job); --held->second == 0) held_by_.erase(held);
+  const auto holders = worker.held.find(placement.device());
+  const auto holder = std::find_if(holders->second.begin(), holders->second.end(),
+                                   [&job](const SlotHolder& one) { return one.job == job; });
+  const auto held = held_by_.find(job);
+  if ((held->second -= holder->share) == 0) held_by_.erase(held);
+  holders->second.erase(holder);
+  if (holders->second.empty()) worker.held.erase(holders);
   Refresh(worker);
 }
 
@@ -132,14 +148,17 @@ bool WorkerTable::Holds(const v1::Placement& placement, const JobId& job, Epoch 
   const WorkerEntry* worker = Find(WorkerId(placement.worker()));
   if (worker == nullptr) return false;
   const auto it = worker->held.find(placement.device());
-  return it != worker->held.end() && it->second.job == job && it->second.epoch == epoch &&
-         it->second.rank == placement.rank();
+  return it != worker->held.end() &&
+         std::any_of(it->second.begin(), it->second.end(), [&](const SlotHolder& holder) {
+           return holder.job == job && holder.epoch == epoch && holder.rank == placement.rank();
+         });
 }
 
-void WorkerTable::Keep(const WorkerId& id, const std::string& device, const JobId& job) {
+void WorkerTable::Keep(const WorkerId& id, const std::string& device, const JobId& job,
+                       int32_t share) {
   WorkerEntry* worker = Find(id);
   if (worker == nullptr) return;
-  worker->kept_for.insert_or_assign(device, job);
+  worker->kept_for[device].insert_or_assign(job, share);
   Refresh(*worker);
 }
 
@@ -147,8 +166,8 @@ void WorkerTable::DropKept(const WorkerId& id, const std::string& device, const 
   WorkerEntry* worker = Find(id);
   if (worker == nullptr) return;
   const auto kept = worker->kept_for.find(device);
-  if (kept == worker->kept_for.end() || kept->second != job) return;
-  worker->kept_for.erase(kept);
+  if (kept == worker->kept_for.end() || kept->second.erase(job) == 0) return;
+  if (kept->second.empty()) worker->kept_for.erase(kept);
   Refresh(*worker);
 }
 
@@ -213,13 +232,14 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
     }
     slot.device = device.name();
     slot.kind = device.kind();
-    const auto holder = worker.held.find(device.name());
     slot.usable = device.unusable().empty();
-    if (holder != worker.held.end()) {
-      slot.held_by = holder->second.job;
-    } else if (const auto kept = worker.kept_for.find(device.name());
-               kept != worker.kept_for.end()) {
-      slot.held_by = kept->second;
+    if (const auto held = worker.held.find(device.name()); held != worker.held.end()) {
+      for (const SlotHolder& holder : held->second) slot.SetShare(holder.job, holder.share);
+    }
+    if (const auto kept = worker.kept_for.find(device.name()); kept != worker.kept_for.end()) {
+      for (const auto& [job, share] : kept->second) {
+        if (!slot.held() || slot.KeepsAtOnce(share)) slot.SetShare(job, share);
+      }
     }
     out.slots.push_back(std::move(slot));
   }
@@ -241,11 +261,11 @@ int64_t WorkerTable::HeldBy(const JobId& job) const {
 // A device that a daemon has stopped to offer stays somebody's until it is released.
 FleetTally WorkerTable::TallyOf(const WorkerEntry& worker) {
   FleetTally tally;
-  tally.held = static_cast<int64_t>(worker.held.size());
+  for (const auto& [device, holders] : worker.held) tally.held += worker.HeldOf(device);
   const bool ready = worker.Ready();
   for (const v1::Device& device : worker.row.devices()) {
-    if (worker.held.contains(device.name())) continue;
-    ++(!ready ? tally.away : device.unusable().empty() ? tally.idle : tally.unusable);
+    const int64_t left = kWholeDevice - worker.HeldOf(device.name());
+    (!ready ? tally.away : device.unusable().empty() ? tally.idle : tally.unusable) += left;
   }
   return tally;
 }

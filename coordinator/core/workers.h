@@ -19,27 +19,31 @@
 
 namespace muster::coordinator {
 
-// The rank that holds a slot, from the durable placement until its daemon has proven the release or
-// is lost.
+// A rank that holds a slot or a part of it, from the durable placement until its daemon has proven
+// the release or is lost.
 struct SlotHolder {
   JobId job;
   Epoch epoch;
   int32_t rank = 0;
+  int32_t share = kWholeDevice;  // thousandths of the device
 };
 
 struct WorkerEntry {
   v1::Worker row;  // durable, except last_heard and the numbers of slots
   std::optional<SessionId> session;
   absl::Time last_heard;
-  std::map<std::string, SlotHolder> held;  // by device
-  // By device: the job that waits and for which the slot is kept, held or not.
-  std::map<std::string, JobId> kept_for;
+  // By device, those that are held: by one attempt, or by several whose shares are 1000 thousandths
+  // at most together.
+  std::map<std::string, std::vector<SlotHolder>> held;
+  // By device: the jobs that wait and for which the slot is kept, held or not, with their shares.
+  std::map<std::string, std::map<JobId, int32_t>> kept_for;
 
   // ---- of the current session
   DesiredList desired;
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
   bool runs_commands = false;      // the same: JobSpec.command
   bool knows_memberships = false;  // the same: DesiredAttempt.membership
+  bool shares_devices = false;     // the same: ResourceSpec.share
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were
@@ -54,11 +58,13 @@ struct WorkerEntry {
   }
   // The jobs that hold a slot here.
   std::set<JobId> Jobs() const;
+  // What is held of the device, in thousandths.
+  int32_t HeldOf(const std::string& device) const;
 };
 
 // Whether the reservation, which is one of a worker, keeps this device of it.
 bool Covers(const v1::Reservation& reservation, const std::string& device);
-// Devices, by whether they are of use to anybody.
+// Thousandths of devices, by whether they are of use to anybody.
 struct FleetTally {
   int64_t held = 0;
   int64_t idle = 0;
@@ -102,17 +108,18 @@ class WorkerTable {
   // To be called after a change of devices, labels or reservations, or of what Ready() looks at.
   void Refresh(const WorkerEntry& worker);
 
-  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch);
+  // `share`: thousandths of the device. Requires: so much of it is not held.
+  void Hold(const v1::Placement& placement, const JobId& job, Epoch epoch, int32_t share);
   // Frees the slot if this attempt holds it.
   void Free(const v1::Placement& placement, const JobId& job, Epoch epoch);
   bool Holds(const v1::Placement& placement, const JobId& job, Epoch epoch) const;
-  // Once it is not held any more, the slot counts as held by this job. Does nothing when the worker
-  // is unknown.
-  void Keep(const WorkerId& id, const std::string& device, const JobId& job);
+  // Once it is not held any more, the slot counts as held by this job; where it is shared, so much
+  // of it does from now on. Does nothing when the worker is unknown.
+  void Keep(const WorkerId& id, const std::string& device, const JobId& job, int32_t share);
   // The slot is not kept any more, if it is for this job.
   void DropKept(const WorkerId& id, const std::string& device, const JobId& job);
 
-  // The slots that the job holds.
+  // Thousandths of devices that the job holds.
   int64_t HeldBy(const JobId& job) const;
   // Of all workers, lost ones too. Costs O(devices) of workers that changed since the last call.
   const FleetTally& Tally();

@@ -54,7 +54,8 @@ class Summation {
     if (share <= 0) return;
     oldest_ms_ = std::min(oldest_ms_, begin);
     for (const v1::AccountEntry& entry : row.entries()) {
-      const double seconds = share * static_cast<double>(entry.period_ms()) * 1e-3;
+      const double seconds =
+          share * DeviceTime{entry.period_ms(), entry.period_rest_us()}.seconds();
       sums_[KeyOf(row, entry)].Add(entry.usage_class(), seconds);
       total_.Add(entry.usage_class(), seconds);
     }

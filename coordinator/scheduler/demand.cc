@@ -6,7 +6,7 @@ namespace muster::coordinator {
 
 Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
   Demand demand;
-  demand.device = job.device;
+  demand.slots = SlotsWantedBy(job);
   demand.ranks = job.ranks;
   const SlotIndex::Kind& slots = index.Of(job.device);
   Granule unit{kHostDepth, UnitOf(job, slots)};

@@ -33,7 +33,7 @@ struct Granule {
 
 // What a job asks of the topology.
 struct Demand {
-  v1::DeviceKind device = v1::DEVICE_KIND_CPU;
+  SlotsFor slots;
   int64_t ranks = 0;
   std::vector<Granule> granules;  // each size is a multiple of the one before
   int start = kHostDepth;         // the narrowest domains that are looked at

@@ -22,11 +22,13 @@ int64_t WholeGranules(const Demand& demand, int64_t slots, int depth, int parent
   return slots;
 }
 
-const std::map<int, int>& Workers(const SlotIndex::Domain& domain, v1::DeviceKind kind, bool ever) {
+const std::map<int, int>& Workers(const SlotIndex& index, int number, const SlotsFor& slots,
+                                  bool ever) {
   static const auto* const none = new std::map<int, int>();
-  const auto slots = domain.slots.find(kind);
-  if (slots == domain.slots.end()) return *none;
-  return ever ? slots->second.workers_by_total : slots->second.workers_by_free;
+  if (!ever) return index.RoomIn(number, slots).workers_by_free;
+  const SlotIndex::Domain& domain = index.domain(number);
+  const auto of = domain.slots.find(slots.kind);
+  return of == domain.slots.end() ? *none : of->second.workers_by_total;
 }
 
 // How many ranks a domain holds with its free slots, or with all of them.
@@ -39,16 +41,16 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
       });
   int64_t sum = 0;
   if (!cut_inside) {
-    for (const auto& [slots, workers] : Workers(domain, demand.device, ever)) {
+    for (const auto& [slots, workers] : Workers(index, number, demand.slots, ever)) {
       sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
     }
     return sum;
   }
-  std::map<int, int> direct = Workers(domain, demand.device, ever);
+  std::map<int, int> direct = Workers(index, number, demand.slots, ever);
   for (const int child : domain.children) {
     sum += WholeGranules(demand, HoldIn(index, child, demand, ever),
                          Depth(index.domain(child).level), depth);
-    for (const auto& [slots, workers] : Workers(index.domain(child), demand.device, ever)) {
+    for (const auto& [slots, workers] : Workers(index, child, demand.slots, ever)) {
       direct[slots] -= workers;
     }
   }
@@ -68,8 +70,8 @@ struct Container {
 // The domains of one level that hold the gang, fullest first.
 std::vector<Container> ContainersAt(const SlotIndex& index, const Demand& demand, int depth) {
   std::vector<Container> out;
-  const SlotIndex::Kind& slots = index.Of(demand.device);
   if (depth == kHostDepth) {
+    const SlotIndex::Room& slots = index.RoomOf(demand.slots);
     const auto fullest = slots.workers_by_free.lower_bound(static_cast<int>(demand.ranks));
     if (demand.granules.front().depth == kHostDepth && fullest != slots.workers_by_free.end()) {
       out.push_back({-1, *fullest->second.begin(), fullest->first});
@@ -146,20 +148,18 @@ class Tree {
               [](const auto& a, const auto& b) { return *a.first < *b.first; });
     int64_t sum = 0;
     for (const auto& [path, child] : children) {
-      if (Workers(index_.domain(child), demand_.device, /*ever=*/false).empty()) continue;
+      if (Workers(index_, child, demand_.slots, /*ever=*/false).empty()) continue;
       const int added = Add(child, node);
       sum += (*this)[added].hold;
       (*this)[node].children.push_back(added);
     }
-    if (const auto slots = domain.slots.find(demand_.device); slots != domain.slots.end()) {
-      for (const auto& [free, workers] : slots->second.direct) {
-        const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
-        if (hold == 0) continue;
-        for (const WorkerView* worker : workers) {
-          (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
-          nodes_.push_back({kHostDepth, node, hold, {}, worker, &worker->path});
-          sum += hold;
-        }
+    for (const auto& [free, workers] : index_.RoomIn(number, demand_.slots).direct) {
+      const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
+      if (hold == 0) continue;
+      for (const WorkerView* worker : workers) {
+        (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
+        nodes_.push_back({kHostDepth, node, hold, {}, worker, &worker->path});
+        sum += hold;
       }
     }
     (*this)[node].hold =
@@ -557,6 +557,7 @@ class LazyLayout {
 struct Choice {
   std::vector<const WorkerView*> workers;
   double cost = 0;
+  bool shared = false;  // on devices that other jobs share already, alone
 };
 
 Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand& demand,
@@ -579,7 +580,7 @@ Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand
       best = std::move(way);
       best_tree.emplace(std::move(tree));
     }
-    Choice choice{{}, best.cost};
+    Choice choice{{}, best.cost, /*shared=*/false};
     choice.workers.reserve(best.leaves.size());
     for (const int leaf : best.leaves) choice.workers.push_back((*best_tree)[leaf].worker);
     return choice;
@@ -591,14 +592,47 @@ Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand
                      LazyLayout& layout) {
   const PlacementRule& rule = job.placement;
   const int spread = rule.spread == v1::TOPOLOGY_LEVEL_UNSPECIFIED ? -1 : Depth(rule.spread);
-  if (index.Of(job.device).free < job.ranks) return {};
+  if (index.RoomOf(strict.slots).free < job.ranks) return {};
   Choice choice = ChooseWorkers(index, job, strict, layout, spread);
   if (choice.workers.empty() && spread >= 0) choice = ChooseWorkers(index, job, strict, layout, -1);
   if (choice.workers.empty() && rule.preferred != v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
       rule.segment > 0) {
-    choice = ChooseWorkers(index, job, DemandOf(job, index, /*strict=*/false), layout, -1);
+    Demand demand = DemandOf(job, index, /*strict=*/false);
+    demand.slots = strict.slots;
+    choice = ChooseWorkers(index, job, demand, layout, -1);
   }
   return choice;
+}
+
+v1::TopologyLevel LevelOf(const std::vector<const WorkerView*>& workers) {
+  v1::TopologyLevel level = v1::TOPOLOGY_LEVEL_HOST;  // narrow levels have small numbers
+  for (const WorkerView* worker : workers) {
+    if (worker == workers[0]) continue;
+    level = std::max(level, CommonLevel(workers[0]->path, worker->path));
+  }
+  return level;
+}
+
+// The same, on devices that other jobs share already where the job may share its own: for one rank
+// the one with the least room, for a gang those that are as close together as if it took other
+// devices too.
+Choice ChooseSlots(const SlotIndex& index, const WaitingJob& job, const Demand& demand,
+                   LazyLayout& layout) {
+  if (job.share == kWholeDevice) return ChooseWorkers(index, job, demand, layout);
+  if (job.ranks == 1) {
+    const auto& by_room = index.Of(job.device).workers_by_room;
+    const auto least = by_room.lower_bound(job.share);
+    if (least != by_room.end()) return {{*least->second.begin()}, 0, /*shared=*/true};
+    return ChooseWorkers(index, job, demand, layout);
+  }
+  Demand of_shared = demand;
+  of_shared.slots.shared = true;
+  Choice shared = ChooseWorkers(index, job, of_shared, layout);
+  if (shared.workers.empty()) return ChooseWorkers(index, job, demand, layout);
+  Choice others = ChooseWorkers(index, job, demand, layout);
+  if (LevelOf(shared.workers) > LevelOf(others.workers)) return others;
+  shared.shared = true;
+  return shared;
 }
 
 // The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
@@ -609,7 +643,13 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortag
   for (const auto& [id, worker] : index.workers()) {
     if (!worker.ready || worker.path.names[depth] != shortage.domain) continue;
     for (const SlotView& slot : worker.slots) {
-      if (IsJob(slot.held_by) && slot.kind == job.device) ++held[slot.held_by];
+      if (slot.kind != job.device || !slot.held()) continue;
+      for (const DevicePart& part : slot.Holders()) {
+        if (!IsJob(part.job)) continue;
+        SlotView without = slot;
+        without.SetShare(part.job, 0);
+        if (without.room() >= job.share) ++held[part.job];
+      }
     }
   }
   for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
@@ -630,10 +670,11 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortag
 bool Holds(const SlotIndex& index, const Demand& demand, bool ever) {
   for (int depth = kHostDepth; depth >= std::max(kClusterDepth, demand.limit); --depth) {
     if (depth == kHostDepth) {
-      const SlotIndex::Kind& slots = index.Of(demand.device);
-      const int most =
-          ever ? (slots.workers_by_total.empty() ? 0 : slots.workers_by_total.rbegin()->first)
-               : (slots.workers_by_free.empty() ? 0 : slots.workers_by_free.rbegin()->first);
+      const auto last = [](const auto& by_slots) {
+        return by_slots.empty() ? 0 : by_slots.rbegin()->first;
+      };
+      const int most = ever ? last(index.Of(demand.slots.kind).workers_by_total)
+                            : last(index.RoomOf(demand.slots).workers_by_free);
       if (demand.granules.front().depth == kHostDepth && most >= demand.ranks) return true;
       continue;
     }
@@ -659,9 +700,9 @@ std::set<const WorkerView*> NeededOf(SlotIndex::Trial& trial, const WaitingJob& 
   const auto fits_with = [&](const std::set<const WorkerView*>& some) {
     SlotIndex::Trial hidden(trial);
     for (const WorkerView* worker : avoided) {
-      if (!some.contains(worker)) hidden.TakeAll(*worker, job.device, HiddenHolder());
+      if (!some.contains(worker)) hidden.TakeAll(*worker, demand.slots, HiddenHolder());
     }
-    return index.Of(job.device).free >= job.ranks && Holds(index, demand, /*ever=*/false);
+    return index.RoomOf(demand.slots).free >= job.ranks && Holds(index, demand, /*ever=*/false);
   };
   const auto first = [&](size_t count) {
     return std::set<const WorkerView*>(avoided.begin(),
@@ -687,26 +728,25 @@ std::set<const WorkerView*> NeededOf(SlotIndex::Trial& trial, const WaitingJob& 
 
 // The same with records of workers in mind: suspects only where that makes the gang cheaper, or
 // possible; of those that are avoided only such without which it does not fit.
-std::vector<const WorkerView*> ChooseByStanding(SlotIndex::Trial& trial, const WaitingJob& job,
-                                                const Demand& demand, LazyLayout& layout,
-                                                bool last_resort) {
+Choice ChooseByStanding(SlotIndex::Trial& trial, const WaitingJob& job, const Demand& demand,
+                        LazyLayout& layout, bool last_resort) {
   const SlotIndex& index = trial.index();
-  if (index.Of(job.device).free < job.ranks) return {};
+  if (index.RoomOf(demand.slots).free < job.ranks) return {};
   std::vector<const WorkerView*> suspects, avoided;
   for (const WorkerView* worker : index.marked()) {
-    if (FreeSlots(*worker, job.device) == 0) continue;
+    if (FreeSlots(*worker, demand.slots) == 0) continue;
     const bool avoid = worker->standing == v1::WORKER_STANDING_AVOIDED;
     (avoid ? avoided : suspects).push_back(worker);
   }
   const auto choose = [&](bool with_suspects, const std::set<const WorkerView*>& with) {
     SlotIndex::Trial hidden(trial);
     for (const WorkerView* worker : avoided) {
-      if (!with.contains(worker)) hidden.TakeAll(*worker, job.device, HiddenHolder());
+      if (!with.contains(worker)) hidden.TakeAll(*worker, demand.slots, HiddenHolder());
     }
     for (const WorkerView* worker : suspects) {
-      if (!with_suspects) hidden.TakeAll(*worker, job.device, HiddenHolder());
+      if (!with_suspects) hidden.TakeAll(*worker, demand.slots, HiddenHolder());
     }
-    return ChooseWorkers(index, job, demand, layout);
+    return ChooseSlots(index, job, demand, layout);
   };
   Choice choice = choose(false, {});
   if (!suspects.empty()) {
@@ -715,9 +755,9 @@ std::vector<const WorkerView*> ChooseByStanding(SlotIndex::Trial& trial, const W
       choice = std::move(cheaper);
     }
   }
-  if (!choice.workers.empty() || avoided.empty() || !last_resort) return choice.workers;
+  if (!choice.workers.empty() || avoided.empty() || !last_resort) return choice;
   if (choose(true, {avoided.begin(), avoided.end()}).workers.empty()) return {};
-  return choose(true, NeededOf(trial, job, avoided)).workers;
+  return choose(true, NeededOf(trial, job, avoided));
 }
 
 }  // namespace
@@ -749,20 +789,23 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, con
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
   // Where groups cannot be kept whole, ranks take slots in the order of their numbers.
   LazyLayout layout(job, /*by_group=*/demand.unit() > 1);
-  const std::vector<const WorkerView*> workers =
-      index.marked().empty() ? ChooseWorkers(index, job, demand, layout).workers
-                             : ChooseByStanding(trial, job, demand, layout, last_resort);
+  const Choice choice = index.marked().empty()
+                            ? ChooseSlots(index, job, demand, layout)
+                            : ChooseByStanding(trial, job, demand, layout, last_resort);
+  const std::vector<const WorkerView*>& workers = choice.workers;
   std::optional<std::vector<v1::Placement>> placements;
   if (!workers.empty()) {
     CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
     placements.emplace(workers.size());
+    SlotsFor slots = demand.slots;
+    slots.shared = choice.shared;
     std::map<const WorkerView*, std::vector<int32_t>, ByName> ranks;  // in the order of positions
     for (size_t position = 0; position < workers.size(); ++position) {
       ranks[workers[position]].push_back(layout.get().RankAt(static_cast<int32_t>(position)));
     }
     for (const auto& [worker, here] : ranks) {
       std::vector<std::string> devices =
-          trial.Take(*worker, job.device, static_cast<int>(here.size()), job.id, unit);
+          trial.Take(*worker, slots, static_cast<int>(here.size()), job.id, unit);
       CHECK_EQ(devices.size(), here.size()) << job.id << " on " << worker->id;
       for (size_t i = 0; i < here.size(); ++i) {
         v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
@@ -856,11 +899,12 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
   inside.granules.resize(1);
   if (depth == kHostDepth) {
     const SlotIndex::Kind& slots = index.Of(job.device);
+    const auto& by_free = index.RoomOf(demand.slots).workers_by_free;
     if (ever && !slots.workers_by_total.empty()) {
       shortage.slots = slots.workers_by_total.rbegin()->first;
-    } else if (!ever && !slots.workers_by_free.empty()) {
-      shortage.slots = slots.workers_by_free.rbegin()->first;
-      shortage.domain = (*slots.workers_by_free.rbegin()->second.begin())->id.value();
+    } else if (!ever && !by_free.empty()) {
+      shortage.slots = by_free.rbegin()->first;
+      shortage.domain = (*by_free.rbegin()->second.begin())->id.value();
     }
     shortage.slots -= shortage.slots % demand.unit();
   } else {

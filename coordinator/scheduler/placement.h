@@ -20,6 +20,9 @@ int64_t GroupsIn(const SlotIndex::Kind& slots, int group);
 // How many slots of one worker a job takes at a time: a tensor group, unless no worker is as large.
 int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots);
 
+// The slots that ranks of the job can get.
+inline SlotsFor SlotsWantedBy(const WaitingJob& job) { return {job.device, job.share}; }
+
 // Whether the job would fit if every slot were free, within the domains that it requires.
 bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 
@@ -42,6 +45,10 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 // fit without them, or costs less with them; those that are avoided only where it does not fit
 // without them, and no more of them than that takes, or not at all where `last_resort` is false.
 // With it, a gang that fits is placed.
+//
+// Of a job that shares its devices each rank takes one with room for it: a single rank the one of
+// those that other jobs share already on which the least is left over; a gang such devices alone,
+// where they are as close together as others would be.
 //
 // Returns where ranks 0 to ranks - 1 are placed, in this order. O(domains x different numbers of
 // free slots + workers of the domain + ranks x axes) for each way that is tried.

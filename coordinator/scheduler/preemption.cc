@@ -23,6 +23,7 @@ struct Candidate {
   // guaranteed to it. kNone: it is of the same queue.
   int borrows = QueueTree::kNone;
   std::shared_ptr<const Elasticity> elastic = nullptr;  // it may shrink
+  int32_t share = kWholeDevice;                         // thousandths of each of its devices
   // What the search leaves to it now, and before it is stopped: all its ranks, or fewer.
   int64_t keeps = 0;
   int64_t base = 0;
@@ -36,53 +37,78 @@ class Taken {
     std::vector<HeldSlot> slots;
     for (const auto& [slot, holder] : before_) slots.push_back({slot.worker, slot.device, holder});
     index_.SetHolders(slots);
+    for (const auto& [of, share] : parts_before_) {
+      index_.SetShare(of.first.worker, of.first.device, of.second, share);
+    }
   }
   Taken(const Taken&) = delete;
   Taken& operator=(const Taken&) = delete;
 
+  // Of a slot that one job holds as a whole.
   void Change(const Slot& slot, const JobId& before, const JobId& holder) {
     before_.emplace(slot, before);
     index_.SetHolder(slot.worker, slot.device, holder);
   }
-  std::vector<Slot> SlotsOf(const JobId& job) const {
-    std::vector<Slot> slots;
+  // What the job takes of the slot becomes free.
+  void Release(const Slot& slot, const JobId& job, int32_t share) {
+    parts_before_.emplace(std::make_pair(slot, job), share);
+    index_.SetShare(slot.worker, slot.device, job, 0);
+  }
+  struct Held {
+    Slot slot;
+    int32_t share;
+    bool alone;  // nobody else takes a part of it
+  };
+  // The slots of the job.
+  std::vector<Held> SlotsOf(const JobId& job) const {
+    std::vector<Held> slots;
     const Holding* holder = index_.HolderOf(job);
     if (holder == nullptr) return slots;
     for (const WorkerView* worker : holder->workers) {
       for (const SlotView& slot : worker->slots) {
-        if (slot.holder == holder) slots.push_back({worker->id, slot.device});
+        if (!slot.TakenBy(holder)) continue;
+        slots.push_back({{worker->id, slot.device},
+                         slot.ShareOf(job),
+                         slot.holder == holder && slot.parts.empty()});
       }
     }
     return slots;
   }
   void Free(const JobId& job) {
-    std::vector<Slot>& slots = of_[job];
+    std::vector<Held>& slots = of_[job];
     slots = SlotsOf(job);
-    for (const Slot& slot : slots) before_.emplace(slot, job);
-    SetAll(slots, JobId());
+    for (const Held& held : slots) {
+      held.alone ? void(before_.emplace(held.slot, job))
+                 : void(parts_before_.emplace(std::make_pair(held.slot, job), held.share));
+    }
+    SetAll(slots, job, /*back=*/false);
   }
   // Of a job that was freed, the workers on which it had slots.
   std::set<WorkerId> WorkersOf(const JobId& job) const {
     std::set<WorkerId> workers = index_.WorkersOf(job);
     const auto freed = of_.find(job);
     if (freed == of_.end()) return workers;
-    for (const Slot& slot : freed->second) workers.insert(slot.worker);
+    for (const Held& held : freed->second) workers.insert(held.slot.worker);
     return workers;
   }
   // Undoes Free.
-  void Return(const JobId& job) { SetAll(of_[job], job); }
+  void Return(const JobId& job) { SetAll(of_[job], job, /*back=*/true); }
 
  private:
-  void SetAll(const std::vector<Slot>& slots, const JobId& holder) {
+  void SetAll(const std::vector<Held>& slots, const JobId& job, bool back) {
     std::vector<HeldSlot> changes;
     changes.reserve(slots.size());
-    for (const Slot& slot : slots) changes.push_back({slot.worker, slot.device, holder});
+    for (const Held& held : slots) {
+      changes.push_back({held.slot.worker, held.slot.device, back ? job : JobId()});
+      if (!held.alone) changes.back().part = DevicePart{job, back ? held.share : 0};
+    }
     index_.SetHolders(changes);
   }
 
   SlotIndex& index_;
-  std::map<Slot, JobId> before_;
-  std::map<JobId, std::vector<Slot>> of_;
+  std::map<Slot, JobId> before_;                            // who held all of it
+  std::map<std::pair<Slot, JobId>, int32_t> parts_before_;  // what a job took of it
+  std::map<JobId, std::vector<Held>> of_;
 };
 
 class Search {
@@ -96,6 +122,7 @@ class Search {
     use_.emplace(search_.use);
     for (const auto& [id, kept] : search_.kept) {
       if (id == job_.id) continue;
+      if (kept.share < kWholeDevice) continue;  // what is kept of a device counts already
       for (const Slot& slot : kept.slots) kept_for_.emplace(slot, id);
     }
     for (Candidate& candidate : candidates_) candidate.keeps = candidate.base = candidate.ranks;
@@ -126,7 +153,7 @@ class Search {
 
   // Returns an upper bound of the slots that the job can get.
   int64_t FindCandidates(absl::Time& retry_at) {
-    int64_t slots = search_.slots.Of(job_.device).free;
+    int64_t slots = search_.slots.RoomOf(SlotsWantedBy(job_)).free;
     for (const auto& [id, kept] : search_.kept) {
       if (kept.device != job_.device) continue;
       if (id == job_.id) {
@@ -137,7 +164,8 @@ class Search {
                                .priority = kept.priority,
                                .queue = queue_,
                                .ranks = static_cast<int64_t>(kept.slots.size()),
-                               .tenant = kept.tenant});
+                               .tenant = kept.tenant,
+                               .share = kept.share});
         slots += static_cast<int64_t>(kept.slots.size());
       }
     }
@@ -179,13 +207,15 @@ class Search {
         }
         const absl::Duration lost = std::max(absl::ZeroDuration(), search_.now - running.saved_at);
         candidates_.push_back({.id = id,
-                               .cost = absl::ToDoubleSeconds(lost + kRestartCost) * running.ranks,
+                               .cost = absl::ToDoubleSeconds(lost + kRestartCost) *
+                                       (running.ranks * (running.share / double{kWholeDevice})),
                                .priority = priority,
                                .queue = source.queue,
                                .ranks = running.ranks,
                                .tenant = running.tenant,
                                .borrows = source.borrows,
-                               .elastic = MayShrink(running) ? running.elastic : nullptr});
+                               .elastic = MayShrink(running) ? running.elastic : nullptr,
+                               .share = running.share});
       }
     });
     return slots;
@@ -196,8 +226,9 @@ class Search {
   bool GroupsMayFit() const {
     const int unit = UnitOf(job_, search_.slots.Of(job_.device));
     if (unit == 1 || !job_.reservations.empty()) return true;
+    const SlotsFor wanted = SlotsWantedBy(job_);
     int64_t slots_in_groups = 0;
-    for (const auto& [free, workers] : search_.slots.Of(job_.device).workers_by_free) {
+    for (const auto& [free, workers] : search_.slots.RoomOf(wanted).workers_by_free) {
       slots_in_groups += int64_t{free - free % unit} * static_cast<int64_t>(workers.size());
     }
     std::map<const WorkerView*, int, ByName> more;  // slots that its free ones would be joined by
@@ -207,7 +238,7 @@ class Search {
       for (const WorkerView* worker : holder->workers) {
         if (!worker->ready) continue;
         for (const SlotView& slot : worker->slots) {
-          if (slot.holder == holder && slot.kind == job_.device) ++more[worker];
+          if (slot.kind == job_.device && slot.TakenBy(holder)) ++more[worker];
         }
       }
     };
@@ -216,7 +247,7 @@ class Search {
     for (const JobId& id : search_.stopped) add(id);
     add(job_.id);
     for (const auto& [worker, slots] : more) {
-      const int free = FreeSlots(*worker, job_.device);
+      const int free = FreeSlots(*worker, wanted);
       slots_in_groups += (free + slots) / unit * unit - free / unit * unit;
     }
     return slots_in_groups >= job_.ranks;
@@ -224,10 +255,12 @@ class Search {
 
   int QueueCount() const { return static_cast<int>(search_.tree.queues().size()); }
 
+  // With so many thousandths of devices more.
   bool Borrows(int queue, int64_t more) const {
     const size_t kind = static_cast<size_t>(job_.device);
     const QueueUse& use = use_.has_value() ? *use_ : search_.use;
-    return use.at(queue).devices[kind] + more > search_.tree.at(queue).guaranteed[kind];
+    return use.at(queue).thousandths[kind] + more >
+           search_.tree.at(queue).guaranteed[kind] * kWholeDevice;
   }
 
   // Where the path of the other queue parts from that of the job's: the queue there, if what it
@@ -238,7 +271,8 @@ class Search {
     size_t at = 0;
     while (at < mine.size() && at < theirs.size() && mine[at] == theirs[at]) ++at;
     if (at == mine.size() || at == theirs.size()) return QueueTree::kNone;
-    return !Borrows(mine[at], job_.ranks) && Borrows(theirs[at], 0) ? theirs[at] : QueueTree::kNone;
+    const bool within = !Borrows(mine[at], int64_t{job_.ranks} * job_.share);
+    return within && Borrows(theirs[at], 0) ? theirs[at] : QueueTree::kNone;
   }
 
   static bool MayShrink(const RunningJob& running) {
@@ -263,8 +297,8 @@ class Search {
   }
   void Count(const Candidate& candidate, int sign) {
     if (candidate.keeps == 0) return;
-    use_->Count(search_.tree, candidate.queue, job_.device, candidate.keeps, candidate.tenant,
-                sign);
+    use_->Count(search_.tree, candidate.queue, job_.device, candidate.keeps, candidate.tenant, sign,
+                candidate.share);
   }
 
   // Every elastic candidate becomes as small as it can be, those of other queues while these
@@ -306,18 +340,22 @@ class Search {
     std::set<JobId> stopping = search_.running.Stopping(job_.device).jobs;
     stopping.insert(search_.stopped.begin(), search_.stopped.end());
     for (const JobId& id : stopping) {
-      for (const Slot& slot : taken_.SlotsOf(id)) {
-        const auto kept = kept_for_.find(slot);
-        taken_.Change(slot, id, kept == kept_for_.end() ? JobId() : kept->second);
+      for (const Taken::Held& held : taken_.SlotsOf(id)) {
+        const auto kept = kept_for_.find(held.slot);
+        if (held.alone) {
+          taken_.Change(held.slot, id, kept == kept_for_.end() ? JobId() : kept->second);
+        } else {
+          taken_.Release(held.slot, id, held.share);
+        }
       }
       const RunningJob& running = *search_.running.Find(id);
       use_->Count(search_.tree, search_.tree.Find(running.queue), running.device, running.ranks,
-                  running.tenant, -1);
+                  running.tenant, -1, running.share);
     }
     taken_.Free(job_.id);
     const auto own = search_.kept.find(job_.id);
     if (own != search_.kept.end()) {
-      use_->Count(search_.tree, queue_, job_.device, job_.ranks, job_.tenant, -1);
+      use_->Count(search_.tree, queue_, job_.device, job_.ranks, job_.tenant, -1, job_.share);
     }
   }
 
@@ -329,9 +367,13 @@ class Search {
       wanted += candidate->keeps;
       reserved |= !candidate->elastic->gang.reservations.empty();
     }
-    if (search_.slots.Of(job_.device).free < wanted && !reserved) return false;
+    // Those that shrink take whole devices.
+    const bool whole = job_.share == kWholeDevice;
+    const int64_t free = search_.slots.RoomOf(SlotsWantedBy(job_)).free;
+    if (free < (whole ? wanted : job_.ranks) && !reserved) return false;
     if (queue_ != QueueTree::kNone &&
-        FindLimit(search_.tree, *use_, queue_, job_.device, job_.ranks, job_.tenant).has_value()) {
+        FindLimit(search_.tree, *use_, queue_, job_.device, job_.ranks, job_.tenant, job_.share)
+            .has_value()) {
       return false;
     }
     return Place(nullptr, nullptr);
@@ -470,10 +512,14 @@ bool StillKept(const EvictionSearch& search, const JobId& job, const Kept& kept)
                                    [&](const SlotView& s) { return s.device == slot.device; });
     if (view == worker->slots.end() || !view->usable) return false;
     if (!view->held() || view->held_by == job) continue;
-    const RunningJob* holder = search.running.Find(view->held_by);
-    if (holder == nullptr || !(holder->stopping || search.stopped.contains(view->held_by))) {
-      return false;
+    int32_t left = kWholeDevice;
+    for (const DevicePart& part : view->Holders()) {
+      const RunningJob* holder = search.running.Find(part.job);
+      const bool stops =
+          holder != nullptr && (holder->stopping || search.stopped.contains(part.job));
+      if (part.job != job && !stops) left -= part.share;
     }
+    if (left < kept.share) return false;
   }
   return true;
 }

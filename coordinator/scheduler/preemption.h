@@ -29,13 +29,16 @@ struct Slot {
 };
 
 // Slots that are kept for a job that waits, until it starts. In the index of slots the job holds
-// those that are free; the others are still held by jobs that are being stopped.
+// those that are free; the others are still held by jobs that are being stopped. Where it is to
+// share them, or others share them still, it has its part of them from the start
+// (SlotView::KeepsAtOnce).
 struct Kept {
   std::string queue;
   int32_t priority = 0;
   v1::DeviceKind device = v1::DEVICE_KIND_CPU;
   std::string tenant;
   std::set<Slot> slots;
+  int32_t share = spec::kWholeDevice;  // thousandths of each
 
   friend bool operator==(const Kept&, const Kept&) = default;
 };
@@ -81,8 +84,8 @@ std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const Waitin
                                       absl::Time& retry_at);
 constexpr absl::Duration kRestartCost = absl::Minutes(1);
 
-// Whether the slots kept for a job are still to be had: each is free, held by it or by a job that
-// is being stopped.
+// Whether the slots kept for a job are still to be had: what others take of each leaves room for
+// it, but for jobs that are being stopped.
 bool StillKept(const EvictionSearch& search, const JobId& job, const Kept& kept);
 
 }  // namespace muster::coordinator

@@ -280,8 +280,8 @@ int QueueTree::Find(const std::string& name) const {
   return found == by_name_.end() ? kNone : found->second;
 }
 
-absl::Status QueueTree::CheckJob(const std::string& queue, v1::DeviceKind device,
-                                 int64_t ranks) const {
+absl::Status QueueTree::CheckJob(const std::string& queue, v1::DeviceKind device, int64_t ranks,
+                                 int32_t share) const {
   const int found = Find(queue);
   if (found == kNone || !at(found).leaf) {
     std::vector<std::string> leaves;
@@ -301,20 +301,24 @@ absl::Status QueueTree::CheckJob(const std::string& queue, v1::DeviceKind device
     return absl::InvalidArgumentError(absl::StrCat(
         "queue: ", spec::Quoted(queue), " has queues below it, in which jobs wait; of ", there));
   }
+  const int64_t thousandths = ranks * share;
+  const std::string asked =
+      share == spec::kWholeDevice
+          ? absl::StrCat(ranks, " ", spec::EnumName(device), " devices are")
+          : absl::StrCat(ranks, " shares of ", static_cast<double>(share) / spec::kWholeDevice,
+                         " of ", spec::EnumName(device), " devices are");
   for (const int above : Path(found)) {
     const std::optional<int64_t> limit = at(above).limit[static_cast<size_t>(device)];
     const std::optional<int64_t> tenant = at(above).tenant_limit[static_cast<size_t>(device)];
-    if (limit.has_value() && ranks > *limit) {
+    if (limit.has_value() && thousandths > *limit * spec::kWholeDevice) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "resources.ranks: ", ranks, " ", spec::EnumName(device), " devices are more than queue ",
-          spec::Quoted(at(above).name), " may ever use, ", *limit,
+          "resources.ranks: ", asked, " more than queue ", spec::Quoted(at(above).name),
+          " may ever use, ", *limit,
           "; lower it, choose another queue or raise the queue's guaranteed or borrowing_limit"));
     }
-    if (tenant.has_value() && ranks > *tenant) {
+    if (tenant.has_value() && thousandths > *tenant * spec::kWholeDevice) {
       return absl::InvalidArgumentError(
-          absl::StrCat("resources.ranks: ", ranks, " ", spec::EnumName(device),
-                       " devices are more than one "
-                       "tenant may use of queue ",
+          absl::StrCat("resources.ranks: ", asked, " more than one tenant may use of queue ",
                        spec::Quoted(at(above).name), ", ", *tenant,
                        "; lower it, choose another queue or raise the queue's tenant_limit"));
     }
@@ -325,42 +329,48 @@ absl::Status QueueTree::CheckJob(const std::string& queue, v1::DeviceKind device
 // ---- use ----------------------------------------------------------------------------------------
 
 void QueueUse::Count(const QueueTree& tree, int queue, v1::DeviceKind device, int64_t ranks,
-                     const std::string& tenant, int sign) {
+                     const std::string& tenant, int sign, int32_t share) {
   if (queue == QueueTree::kNone) return;
+  const int64_t thousandths = sign * ranks * share;
   const size_t kind = static_cast<size_t>(device);
   for (const int above : tree.Path(queue)) {
     Of& of = by_queue_[static_cast<size_t>(above)];
-    of.devices[kind] += sign * ranks;
+    of.thousandths[kind] += thousandths;
     of.jobs += sign;
     const auto known = of.tenants.try_emplace(tenant).first;
-    known->second[kind] += sign * ranks;
+    known->second[kind] += thousandths;
     if (known->second == PerDevice<int64_t>{}) of.tenants.erase(known);
   }
 }
 
-int64_t QueueUse::TenantDevices(int queue, const std::string& tenant, v1::DeviceKind device) const {
+int64_t QueueUse::TenantThousandths(int queue, const std::string& tenant,
+                                    v1::DeviceKind device) const {
   const Of& of = at(queue);
   const auto known = of.tenants.find(tenant);
   return known == of.tenants.end() ? 0 : known->second[static_cast<size_t>(device)];
 }
 
 std::optional<QueueLimit> FindLimit(const QueueTree& tree, const QueueUse& use, int queue,
-                                    v1::DeviceKind device, int64_t ranks,
-                                    const std::string& tenant) {
+                                    v1::DeviceKind device, int64_t ranks, const std::string& tenant,
+                                    int32_t share) {
   const size_t kind = static_cast<size_t>(device);
+  const int64_t more = ranks * share;
   for (const int above : tree.Path(queue)) {
     const QueueTree::Queue& limits = tree.at(above);
-    const QueueUse::Of& used = use.at(above);
-    if (limits.limit[kind].has_value() && used.devices[kind] + ranks > *limits.limit[kind]) {
-      return QueueLimit{QueueLimit::Kind::kDevices, above, *limits.limit[kind], used.devices[kind]};
+    const QueueUse::Of& of = use.at(above);
+    const int64_t used = of.thousandths[kind];
+    if (limits.limit[kind].has_value() && used + more > *limits.limit[kind] * spec::kWholeDevice) {
+      return QueueLimit{QueueLimit::Kind::kDevices, above, *limits.limit[kind], DevicesOf(used),
+                        used};
     }
-    if (limits.running_jobs_max.has_value() && used.jobs + 1 > *limits.running_jobs_max) {
-      return QueueLimit{QueueLimit::Kind::kJobs, above, *limits.running_jobs_max, used.jobs};
+    if (limits.running_jobs_max.has_value() && of.jobs + 1 > *limits.running_jobs_max) {
+      return QueueLimit{QueueLimit::Kind::kJobs, above, *limits.running_jobs_max, of.jobs, 0};
     }
     if (limits.tenant_limit[kind].has_value()) {
-      const int64_t theirs = use.TenantDevices(above, tenant, device);
-      if (theirs + ranks > *limits.tenant_limit[kind]) {
-        return QueueLimit{QueueLimit::Kind::kTenant, above, *limits.tenant_limit[kind], theirs};
+      const int64_t theirs = use.TenantThousandths(above, tenant, device);
+      if (theirs + more > *limits.tenant_limit[kind] * spec::kWholeDevice) {
+        return QueueLimit{QueueLimit::Kind::kTenant, above, *limits.tenant_limit[kind],
+                          DevicesOf(theirs), theirs};
       }
     }
   }
@@ -369,8 +379,8 @@ std::optional<QueueLimit> FindLimit(const QueueTree& tree, const QueueUse& use, 
 
 // ---- history ------------------------------------------------------------------------------------
 
-// What the queue has used up to `now`, if it has used `devices` since `past.as_of`.
-double QueueHistory::UpTo(const QueueTree& tree, const Past& past, int64_t devices, size_t kind,
+// What the queue has used up to `now`, if it has used so much of devices since `past.as_of`.
+double QueueHistory::UpTo(const QueueTree& tree, const Past& past, int64_t thousandths, size_t kind,
                           absl::Time now) {
   const absl::Duration passed = past.as_of.has_value()
                                     ? std::max(absl::ZeroDuration(), now - *past.as_of)
@@ -378,14 +388,15 @@ double QueueHistory::UpTo(const QueueTree& tree, const Past& past, int64_t devic
   const double half_life = absl::ToDoubleSeconds(tree.half_life());
   const double kept = std::exp2(-absl::ToDoubleSeconds(passed) / half_life);
   return past.device_seconds[kind] * kept +
-         half_life / std::log(2.0) * (1 - kept) * static_cast<double>(devices);
+         half_life / std::log(2.0) * (1 - kept) *
+             (static_cast<double>(thousandths) / spec::kWholeDevice);
 }
 
 void QueueHistory::Accrue(const QueueTree& tree, const QueueUse& use, int queue, absl::Time now) {
   now = FromProto(ToProto(now));  // as it will be stored
   Past& past = queues_[tree.at(queue).name];
   for (size_t kind = 0; kind < past.device_seconds.size(); ++kind) {
-    past.device_seconds[kind] = UpTo(tree, past, use.at(queue).devices[kind], kind, now);
+    past.device_seconds[kind] = UpTo(tree, past, use.at(queue).thousandths[kind], kind, now);
   }
   past.as_of = now;
 }
@@ -409,7 +420,7 @@ double QueueHistory::Average(const QueueTree& tree, const QueueUse& use, int que
   const auto known = queues_.find(tree.at(queue).name);
   if (known == queues_.end()) return 0;
   const size_t kind = static_cast<size_t>(device);
-  return UpTo(tree, known->second, use.at(queue).devices[kind], kind, now) * std::log(2.0) /
+  return UpTo(tree, known->second, use.at(queue).thousandths[kind], kind, now) * std::log(2.0) /
          absl::ToDoubleSeconds(tree.half_life());
 }
 

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/queue.pb.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 
@@ -67,7 +68,9 @@ class QueueTree {
 
   // Why a job of this many ranks can never run, or wait, in the queue: kNotFound names the queues
   // that there are, kInvalidArgument the quota. The message begins with the field of the spec.
-  absl::Status CheckJob(const std::string& queue, v1::DeviceKind device, int64_t ranks) const;
+  // `share`: thousandths that each rank takes of its device.
+  absl::Status CheckJob(const std::string& queue, v1::DeviceKind device, int64_t ranks,
+                        int32_t share = spec::kWholeDevice) const;
 
  private:
   void SortBelow();
@@ -95,7 +98,7 @@ v1::DeviceKind DeviceNamed(const std::string& name);
 class QueueUse {
  public:
   struct Of {
-    PerDevice<int64_t> devices = {};
+    PerDevice<int64_t> thousandths = {};  // of devices: shared ones count by their shares
     int64_t jobs = 0;
     std::map<std::string, PerDevice<int64_t>> tenants;
 
@@ -104,11 +107,12 @@ class QueueUse {
 
   explicit QueueUse(const QueueTree& tree) : by_queue_(tree.queues().size()) {}
 
-  // Adds a job, or takes one away (sign -1). Requires: kNone or a queue of `tree`.
+  // Adds a job, or takes one away (sign -1), whose ranks take `share` thousandths of a device each.
+  // Requires: kNone or a queue of `tree`.
   void Count(const QueueTree& tree, int queue, v1::DeviceKind device, int64_t ranks,
-             const std::string& tenant, int sign);
+             const std::string& tenant, int sign, int32_t share = spec::kWholeDevice);
   const Of& at(int queue) const { return by_queue_[static_cast<size_t>(queue)]; }
-  int64_t TenantDevices(int queue, const std::string& tenant, v1::DeviceKind device) const;
+  int64_t TenantThousandths(int queue, const std::string& tenant, v1::DeviceKind device) const;
 
   friend bool operator==(const QueueUse&, const QueueUse&) = default;
 
@@ -145,7 +149,7 @@ class QueueHistory {
     std::optional<absl::Time> as_of;
     absl::Time last_turn = absl::InfinitePast();
   };
-  static double UpTo(const QueueTree& tree, const Past& past, int64_t devices, size_t kind,
+  static double UpTo(const QueueTree& tree, const Past& past, int64_t thousandths, size_t kind,
                      absl::Time now);
 
   std::map<std::string, Past> queues_;  // by name
@@ -156,11 +160,16 @@ struct QueueLimit {
   enum class Kind { kDevices, kJobs, kTenant } kind = Kind::kDevices;
   int queue = QueueTree::kNone;
   int64_t limit = 0;
-  int64_t used = 0;
+  int64_t used = 0;         // devices, rounded up, or jobs
+  int64_t thousandths = 0;  // of devices
 };
 std::optional<QueueLimit> FindLimit(const QueueTree& tree, const QueueUse& use, int queue,
-                                    v1::DeviceKind device, int64_t ranks,
-                                    const std::string& tenant);
+                                    v1::DeviceKind device, int64_t ranks, const std::string& tenant,
+                                    int32_t share = spec::kWholeDevice);
+// Devices that so many thousandths are, rounded up.
+constexpr int64_t DevicesOf(int64_t thousandths) {
+  return (thousandths + spec::kWholeDevice - 1) / spec::kWholeDevice;
+}
 
 }  // namespace muster::coordinator
 

@@ -18,7 +18,7 @@ class Filling {
   Filling(const SlotIndex& index, const WaitingJob& job, const Demand& demand,
           const GangLayout& layout, const std::vector<v1::Placement>& placements,
           const std::set<int32_t>& ranks, const std::set<WorkerId>& excluded)
-      : index_(index), device_(job.device), excluded_(excluded) {
+      : index_(index), slots_(demand.slots), excluded_(excluded) {
     if (demand.limit > kClusterDepth) granules_.push_back({demand.limit, demand.ranks});
     granules_.insert(granules_.end(), demand.granules.rbegin(), demand.granules.rend());
     if (granules_.back().depth < kHostDepth) granules_.push_back({kHostDepth, 1});
@@ -129,7 +129,7 @@ class Filling {
   // The workers that may hold all of these positions, the best one first.
   std::vector<WorkerId> Candidates(const Positions& open) const {
     std::vector<std::tuple<double, int, WorkerId>> found;
-    const auto& by_free = index_.Of(device_).workers_by_free;
+    const auto& by_free = index_.RoomOf(slots_).workers_by_free;
     const int wanted = static_cast<int>(open.size());
     for (auto free = by_free.lower_bound(wanted); free != by_free.end(); ++free) {
       for (const WorkerView* view : free->second) {
@@ -161,7 +161,7 @@ class Filling {
   }
 
   const SlotIndex& index_;
-  const v1::DeviceKind device_;
+  const SlotsFor slots_;
   const std::set<WorkerId>& excluded_;
   std::vector<Granule> granules_;  // the broadest first; the last is of hosts
   std::vector<WorkerId> at_;       // by position; empty: not placed
@@ -170,6 +170,12 @@ class Filling {
   std::map<WorkerId, int> taken_;                               // slots, by worker
   std::vector<Bound> bounds_;  // of the parts that are being filled
 };
+
+// Holds what is left of devices that the gang shares, of which it gets no second part.
+const JobId& RestHolder() {
+  static const auto* const id = new JobId("(rest)");  // no job has such an id
+  return *id;
+}
 
 }  // namespace
 
@@ -183,6 +189,8 @@ std::optional<std::vector<v1::Placement>> PlaceReplacements(
   const int unit =
       demand.granules.front().depth == kHostDepth ? static_cast<int>(demand.unit()) : 1;
   const GangLayout layout(job, /*by_group=*/demand.unit() > 1);
+  SlotIndex::Trial rest(trial);
+  rest.TakeRest(job.id, RestHolder());
   Filling filling(index, job, demand, layout, placements, ranks, excluded);
   std::optional<std::vector<v1::Placement>> out;
   if (filling.Run()) {
@@ -194,7 +202,7 @@ std::optional<std::vector<v1::Placement>> PlaceReplacements(
     std::map<int32_t, v1::Placement> by_rank;
     for (const auto& [worker, here] : by_worker) {
       std::vector<std::string> devices =
-          trial.Take(worker, job.device, static_cast<int>(here.size()), job.id, unit);
+          trial.Take(worker, demand.slots, static_cast<int>(here.size()), job.id, unit);
       CHECK_EQ(devices.size(), here.size()) << job.id << " on " << worker;
       for (size_t i = 0; i < here.size(); ++i) {
         v1::Placement& placement = by_rank[here[i]];

@@ -40,6 +40,7 @@ struct RunningJob {
   absl::Duration min_runtime = absl::ZeroDuration();    // PreemptionSpec.min_runtime
   std::string tenant = {};                              // label `tenant`
   std::shared_ptr<const Elasticity> elastic = nullptr;  // null: it keeps its size
+  int32_t share = spec::kWholeDevice;  // thousandths that each rank takes of its device
 
   friend bool operator==(const RunningJob&, const RunningJob&) = default;
 };

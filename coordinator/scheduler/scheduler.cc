@@ -15,7 +15,8 @@
 namespace muster::coordinator {
 namespace {
 
-constexpr int kWorkersNamedMax = 8;  // in one explanation
+constexpr int kWorkersNamedMax = 8;   // in one explanation
+constexpr size_t kEndsTriedMax = 64;  // jobs whose ends are tried for one explanation
 
 // Holds, while a plan is made, the free slots on which jobs that do not fit will start.
 const JobId& Reserved() {
@@ -31,6 +32,7 @@ v1::WaitReason ReasonOf(const WaitingJob& job, v1::WaitCode code) {
   reason.set_ranks(job.ranks);
   reason.set_device(job.device);
   reason.set_group(job.group);
+  if (job.share < kWholeDevice) reason.set_share(static_cast<double>(job.share) / kWholeDevice);
   return reason;
 }
 
@@ -43,6 +45,16 @@ struct Scope {
   // When jobs are expected to end; null: RunningJobs::by_end().
   const std::set<std::pair<absl::Time, JobId>>* ends = nullptr;
 };
+
+// Null when there is no such slot.
+const SlotView* FindSlot(const SlotIndex& index, const Slot& slot) {
+  const WorkerView* worker = index.Find(slot.worker);
+  if (worker == nullptr) return nullptr;
+  for (const SlotView& view : worker->slots) {
+    if (view.device == slot.device) return &view;
+  }
+  return nullptr;
+}
 
 // What a plan tries on the index of slots; all is as before when it is destroyed.
 struct Attempted {
@@ -59,6 +71,13 @@ struct Attempted {
     given.push_back({slot.worker, slot.device, before});
     index.SetHolder(slot.worker, slot.device, holder);
   }
+  // The job takes so many thousandths of a slot; 0: nothing.
+  void Share(const Slot& slot, const JobId& job, int32_t share) {
+    const SlotView* view = FindSlot(index, slot);
+    if (view == nullptr) return;
+    given.push_back({slot.worker, slot.device, JobId(), DevicePart{job, view->ShareOf(job)}});
+    index.SetShare(slot.worker, slot.device, job, share);
+  }
 
   SlotIndex& index;
   SlotIndex::Trial trial;
@@ -72,20 +91,10 @@ std::vector<Slot> SlotsOf(const SlotIndex& index, const JobId& job) {
   if (holder == nullptr) return slots;
   for (const WorkerView* worker : holder->workers) {
     for (const SlotView& slot : worker->slots) {
-      if (slot.holder == holder) slots.push_back({worker->id, slot.device});
+      if (slot.TakenBy(holder)) slots.push_back({worker->id, slot.device});
     }
   }
   return slots;
-}
-
-// Null when there is no such slot.
-const SlotView* FindSlot(const SlotIndex& index, const Slot& slot) {
-  const WorkerView* worker = index.Find(slot.worker);
-  if (worker == nullptr) return nullptr;
-  for (const SlotView& view : worker->slots) {
-    if (view.device == slot.device) return &view;
-  }
-  return nullptr;
 }
 
 class Planner {
@@ -105,7 +114,7 @@ class Planner {
         use_(cluster.use) {
     for (const auto& [id, kept] : kept_) {
       use_.Count(tree_, tree_.Find(kept.queue), kept.device,
-                 static_cast<int64_t>(kept.slots.size()), kept.tenant, 1);
+                 static_cast<int64_t>(kept.slots.size()), kept.tenant, 1, kept.share);
     }
     for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
       shares_.push_back(ShareOf(cluster_, use_, static_cast<int>(queue), now_));
@@ -290,12 +299,14 @@ class Planner {
   // With the job the queue uses more than is guaranteed to it.
   bool Borrows(int queue, const WaitingJob& job) const {
     const size_t kind = static_cast<size_t>(job.device);
-    return use_.at(queue).devices[kind] + job.ranks > tree_.at(queue).guaranteed[kind];
+    return use_.at(queue).thousandths[kind] + int64_t{job.ranks} * job.share >
+           tree_.at(queue).guaranteed[kind] * kWholeDevice;
   }
 
-  void Count(int queue, v1::DeviceKind device, int64_t ranks, const std::string& tenant, int sign) {
+  void Count(int queue, v1::DeviceKind device, int64_t ranks, const std::string& tenant, int sign,
+             int32_t share = kWholeDevice) {
     if (queue == QueueTree::kNone) return;
-    use_.Count(tree_, queue, device, ranks, tenant, sign);
+    use_.Count(tree_, queue, device, ranks, tenant, sign, share);
     for (const int above : tree_.Path(queue)) {
       shares_[static_cast<size_t>(above)] = ShareOf(cluster_, use_, above, now_);
     }
@@ -307,7 +318,7 @@ class Planner {
     if (!line.reserved) return true;
     if (reserved_held_ > 0) return false;
     for (const Cursor& cursor : line.heads) {
-      if (index_.Of(cursor.next->second.device).free > 0) return false;
+      if (index_.RoomOf(SlotsWantedBy(cursor.next->second)).free > 0) return false;
     }
     return true;
   }
@@ -340,10 +351,11 @@ class Planner {
       const int queue = tree_.Find(job->queue);
       const bool limited =
           queue != QueueTree::kNone &&
-          FindLimit(tree_, use_, queue, job->device, sized.ranks, job->tenant).has_value();
+          FindLimit(tree_, use_, queue, job->device, sized.ranks, job->tenant, job->share)
+              .has_value();
       auto placements = limited ? std::nullopt : TryPlace(sized);
       Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()),
-            kept.tenant, 1);
+            kept.tenant, 1, kept.share);
       if (placements.has_value()) {
         settled_.insert(job->id);
         Uncount(kept);
@@ -366,14 +378,17 @@ class Planner {
     // One that stops to be resized holds the slots on which it runs until it has ended, and those
     // that are kept for it look the same in the index.
     if (!running_.Contains(job)) {
-      for (const Slot& slot : SlotsOf(index_, job)) attempted_.Give(slot, job, JobId());
+      for (const Slot& slot : SlotsOf(index_, job)) {
+        FindSlot(index_, slot)->held_by == job ? attempted_.Give(slot, job, JobId())
+                                               : attempted_.Share(slot, job, 0);
+      }
     }
     Uncount(kept_.find(job)->second);
     kept_.erase(job);
   }
   void Uncount(const Kept& kept) {
     Count(tree_.Find(kept.queue), kept.device, static_cast<int64_t>(kept.slots.size()), kept.tenant,
-          -1);
+          -1, kept.share);
   }
 
   // ---- spares
@@ -447,7 +462,10 @@ class Planner {
     auto placements = PlaceGang(trial_, job, last_resort);
     if (!placements.has_value()) {
       std::vector<HeldSlot> back;
-      for (const Slot& slot : own) back.push_back({slot.worker, slot.device, job.id});
+      for (const Slot& slot : own) {
+        back.push_back({slot.worker, slot.device, job.id});
+        if (job.share < kWholeDevice) back.back().part = DevicePart{job.id, job.share};
+      }
       attempted_.index.SetHolders(back);
     }
     return placements;
@@ -486,13 +504,25 @@ class Planner {
   void Keep(const WaitingJob& job, const std::vector<Slot>& slots) {
     Changed();
     Kept& kept = kept_[job.id];
-    kept = {job.queue, job.priority, job.device, job.tenant, {}};
+    kept = {job.queue, job.priority, job.device, job.tenant, {}, job.share};
     for (const Slot& slot : slots) {
       kept.slots.insert(slot);
       const SlotView* view = FindSlot(index_, slot);
-      if (view != nullptr && !view->held()) attempted_.Give(slot, JobId(), job.id);
+      if (view == nullptr) continue;
+      if (view->KeepsAtOnce(job.share)) {
+        attempted_.Share(slot, job.id, job.share);
+      } else if (!view->held()) {
+        attempted_.Give(slot, JobId(), job.id);
+      }
     }
-    Count(tree_.Find(job.queue), job.device, static_cast<int64_t>(slots.size()), job.tenant, 1);
+    Count(tree_.Find(job.queue), job.device, static_cast<int64_t>(slots.size()), job.tenant, 1,
+          job.share);
+  }
+
+  // Its attempt is being ended, or will be by this plan.
+  bool IsStopping(const JobId& job) const {
+    const RunningJob* running = running_.Find(job);
+    return running != nullptr && (running->stopping || stopped_.contains(job));
   }
 
   // ---- elastic jobs that run
@@ -590,7 +620,7 @@ class Planner {
       return ExplainBehind(job, line);
     }
     const std::optional<QueueLimit> limit =
-        FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant);
+        FindLimit(tree_, use_, line.queue, job.device, job.ranks, job.tenant, job.share);
     bool passes_over = false;  // it fits, but would delay a job in front
     if (!limit.has_value()) {
       if (StartsLarger(job, line)) return;
@@ -645,10 +675,11 @@ class Planner {
       return ReasonOf(job, v1::WAIT_CODE_NO_QUEUE);
     }
     const size_t kind = static_cast<size_t>(job.device);
+    const int64_t thousandths = int64_t{job.ranks} * job.share;
     for (const int above : tree_.Path(queue)) {
       const QueueTree::Queue& limits = tree_.at(above);
       for (const auto& most : {limits.limit[kind], limits.tenant_limit[kind]}) {
-        if (!most.has_value() || job.ranks <= *most) continue;
+        if (!most.has_value() || thousandths <= *most * kWholeDevice) continue;
         v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_QUOTA_TOO_SMALL);
         reason.set_limiting_queue(limits.name);
         reason.set_limit(*most);
@@ -675,17 +706,22 @@ class Planner {
     const absl::Time at = StartOf(job, slots);
     reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
-    for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at});
-    // Of the same slot, the earliest first.
+    for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at, job.share});
+    // Of the same slot, the earliest first, with what all jobs take of it.
     std::sort(reserved_.begin(), reserved_.end(), [](const ReservedSlot& a, const ReservedSlot& b) {
       return std::make_tuple(a.slot.worker->order, a.slot.slot, a.until) <
              std::make_tuple(b.slot.worker->order, b.slot.slot, b.until);
     });
-    reserved_.erase(std::unique(reserved_.begin(), reserved_.end(),
-                                [](const ReservedSlot& a, const ReservedSlot& b) {
-                                  return a.slot.slot == b.slot.slot;
-                                }),
-                    reserved_.end());
+    size_t kept = 0;
+    for (size_t i = 0; i < reserved_.size(); ++i) {
+      if (i > 0 && reserved_[kept].slot.slot == reserved_[i].slot.slot) {
+        reserved_[kept].share = std::min(kWholeDevice, reserved_[kept].share + reserved_[i].share);
+      } else {
+        kept += i > 0 ? 1 : 0;
+        reserved_[kept] = reserved_[i];
+      }
+    }
+    if (!reserved_.empty()) reserved_.resize(kept + 1);
     Changed();
   }
 
@@ -724,11 +760,11 @@ class Planner {
       const bool mine = end == ends.end() || (ours != started_ends_.end() && *ours < *end);
       const auto& [at, id] = mine ? *ours++ : *end++;
       if (at + kOverrunMax < now_) continue;
-      const int64_t before = index_.Of(job.device).free;
+      const int64_t before = FreeFor(job);
       trial.Release(id);
       keep_spares();
-      const bool more = index_.Of(job.device).free > before || !job.reservations.empty();
-      if (index_.Of(job.device).free < job.ranks && job.reservations.empty()) continue;
+      const bool more = FreeFor(job) > before || !job.reservations.empty();
+      if (FreeFor(job) < job.ranks && job.reservations.empty()) continue;
       if (more && placed()) return std::max(now_, at);
     }
     return absl::InfiniteFuture();
@@ -745,9 +781,19 @@ class Planner {
   void SetReserved(absl::Time level) {
     const Holding* const held = index_.HolderOf(Reserved());
     std::vector<SlotIndex::SlotRef> hold, leave;
+    std::vector<HeldSlot> parts;
     for (const ReservedSlot& reserved : reserved_) {
-      const Holding* const holder = reserved.slot.slot->holder;
-      if (reserved.until <= level) {
+      const SlotView& slot = *reserved.slot.slot;
+      const Holding* const holder = slot.holder;
+      const bool wanted = reserved.until <= level;
+      if (reserved.share < kWholeDevice || !slot.parts.empty()) {
+        const int32_t share = wanted ? reserved.share : 0;
+        // Where it is not free as far as it is reserved, what is left is not to be taken either.
+        if (slot.ShareOf(Reserved()) == share || (wanted && slot.room() == 0)) continue;
+        parts.push_back(
+            {reserved.slot.worker->id, slot.device, JobId(), DevicePart{Reserved(), share}});
+        reserved_held_ += wanted ? 1 : -1;
+      } else if (wanted) {
         if (holder == nullptr) hold.push_back(reserved.slot);
       } else if (holder != nullptr && holder == held) {
         leave.push_back(reserved.slot);
@@ -756,8 +802,15 @@ class Planner {
     reserved_held_ += static_cast<int64_t>(hold.size()) - static_cast<int64_t>(leave.size());
     attempted_.index.SetHolder(leave, JobId());
     attempted_.index.SetHolder(hold, Reserved());
-    if (!leave.empty() && spares_missing_ > 0 && !spares_wait_) KeepSpares();
+    const bool leaves =
+        !leave.empty() || std::any_of(parts.begin(), parts.end(),
+                                      [](const HeldSlot& slot) { return slot.part->share == 0; });
+    if (!parts.empty()) attempted_.index.SetHolders(parts);
+    if (leaves && spares_missing_ > 0 && !spares_wait_) KeepSpares();
   }
+
+  // Slots that a rank of the job can get.
+  int64_t FreeFor(const WaitingJob& job) const { return index_.RoomOf(SlotsWantedBy(job)).free; }
 
   // Slots have changed hands for good, or others are reserved.
   void Changed() {
@@ -789,8 +842,8 @@ class Planner {
       return std::nullopt;
     }
     const int64_t spares = MayTakeSpares(job) ? SparesHeld(job.device) : 0;
-    if (reserved_.empty() || (index_.Of(job.device).free + reserved_held_ + spares < job.ranks &&
-                              job.reservations.empty())) {
+    if (reserved_.empty() ||
+        (FreeFor(job) + reserved_held_ + spares < job.ranks && job.reservations.empty())) {
       return TryPlaceAlike(job, shape, held_until_);
     }
     const absl::Time end = now_ + job.runtime;
@@ -829,7 +882,7 @@ class Planner {
     Changed();
     largest_holders_.erase(job.device);
     placed_names_.emplace(job.id, job.name);
-    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1);
+    Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1, job.share);
     if (job.runtime != absl::InfiniteDuration()) started_ends_.emplace(now_ + job.runtime, job.id);
     schedule_.decisions.emplace_back(Start{job.id, std::move(placements), in_turn});
   }
@@ -852,6 +905,7 @@ class Planner {
     reason.set_limiting_queue(tree_.at(limit.queue).name);
     reason.set_limit(limit.limit);
     reason.set_used(limit.used);
+    reason.set_used_devices(static_cast<double>(limit.thousandths) / kWholeDevice);
     return reason;
   }
 
@@ -875,7 +929,10 @@ class Planner {
     std::map<JobId, int64_t> stopping;
     for (const Slot& slot : kept_.find(job.id)->second.slots) {
       const SlotView* view = FindSlot(index_, slot);
-      if (view != nullptr && view->held() && view->held_by != job.id) ++stopping[view->held_by];
+      if (view == nullptr) continue;
+      for (const DevicePart& part : view->Holders()) {
+        if (part.job != job.id && IsStopping(part.job)) ++stopping[part.job];
+      }
     }
     for (const auto& [id, slots] : stopping) {
       v1::JobSlots& holder = *reason.add_stopping();
@@ -925,7 +982,13 @@ class Planner {
                            int group) const {
     v1::WaitReason reason = ReasonOf(job, code);
     reason.set_slots_total(slots.total);
-    reason.set_slots_free(slots.free);
+    reason.set_slots_free(FreeFor(job));
+    if (slots.shared > 0) {
+      SlotsFor with_room = SlotsWantedBy(job);
+      with_room.shared = true;
+      const int64_t fitting = job.share < kWholeDevice ? index_.RoomOf(with_room).free : 0;
+      reason.set_slots_shared(slots.shared - fitting);
+    }
     reason.set_group(group);
     reason.set_groups_total(GroupsIn(slots, group));
     reason.set_slots_reserved(slots.reserved);
@@ -976,17 +1039,21 @@ class Planner {
     return reason;
   }
 
+  // What ends so that slots enough for the job are free. Requires: they are not.
+  v1::StartChange CheapestEnd(const WaitingJob& job, const SlotIndex::Kind& slots) {
+    return slots.shared > 0 ? CheapestChangeOfShares(job)
+                            : CheapestChange(job.ranks - FreeFor(job), job.device);
+  }
+
   v1::WaitReason NotNow(const WaitingJob& job, const SlotIndex::Kind& slots, int group) {
     if (FitsWithSpares(job)) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, group);
-      if (slots.free < job.ranks) {
-        *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
-      }
+      if (FreeFor(job) < job.ranks) *reason.mutable_change() = CheapestEnd(job, slots);
       return reason;
     }
-    if (slots.free < job.ranks) {
+    if (FreeFor(job) < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
-      *reason.mutable_change() = CheapestChange(job.ranks - slots.free, job.device);
+      *reason.mutable_change() = CheapestEnd(job, slots);
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
@@ -994,8 +1061,8 @@ class Planner {
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<const WorkerView*, int, ByName> named;
-    for (auto alike = slots.workers_by_free.rbegin(); alike != slots.workers_by_free.rend();
-         ++alike) {
+    const auto& by_free = index_.RoomOf(SlotsWantedBy(job)).workers_by_free;
+    for (auto alike = by_free.rbegin(); alike != by_free.rend(); ++alike) {
       for (auto worker = alike->second.begin();
            worker != alike->second.end() && named.size() < kWorkersNamedMax; ++worker) {
         named.emplace(*worker, alike->first);
@@ -1012,7 +1079,6 @@ class Planner {
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
   // of the largest ones. Workers that are away are named last, since nobody knows when they return.
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
-    const SlotIndex::Kind& all = index_.Of(kind);
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     std::vector<std::pair<int64_t, JobId>>& jobs = cached->second;
     if (first) {
@@ -1041,10 +1107,52 @@ class Planner {
       missing -= take->first;
       ++take;
     }
-    if (missing > 0 && all.away_slots > 0) AddAway(kind, change);
+    if (missing > 0) AddOtherThanEnds(kind, change);
+    return change;
+  }
+  void AddOtherThanEnds(v1::DeviceKind kind, v1::StartChange& change) const {
+    if (index_.Of(kind).away_slots > 0) AddAway(kind, change);
     if (change.jobs_end().empty() && change.workers_return().empty()) {
       change.set_slots_released(true);
     }
+  }
+
+  // The same where devices are shared, so that the end of a job makes room only where those that
+  // stay leave enough: the smallest job whose end suffices, else few whose ends do together, of the
+  // kEndsTriedMax that hold most.
+  v1::StartChange CheapestChangeOfShares(const WaitingJob& job) {
+    std::vector<std::pair<int64_t, JobId>> jobs;
+    for (const auto& [id, holder] : index_.holders()) {
+      const int64_t slots = holder.slots[static_cast<size_t>(job.device)];
+      if (slots > 0 && !kept_.contains(id) && IsJob(id)) jobs.emplace_back(-slots, id);
+    }
+    std::sort(jobs.begin(), jobs.end());
+    jobs.resize(std::min(jobs.size(), kEndsTriedMax));
+    const auto suffice = [&](const std::vector<std::pair<int64_t, JobId>>& ends) {
+      SlotIndex::Trial trial(attempted_.index);
+      for (const auto& [slots, id] : ends) trial.Release(id);
+      return FreeFor(job) >= job.ranks;
+    };
+    std::vector<std::pair<int64_t, JobId>> ends;
+    for (auto one = jobs.rbegin(); one != jobs.rend() && ends.empty(); ++one) {
+      if (suffice({*one})) ends = {*one};
+    }
+    if (ends.empty() && suffice(jobs)) {
+      ends = jobs;
+      for (auto one = jobs.rbegin(); one != jobs.rend(); ++one) {
+        std::vector<std::pair<int64_t, JobId>> fewer = ends;
+        fewer.erase(std::find(fewer.begin(), fewer.end(), *one));
+        if (suffice(fewer)) ends = std::move(fewer);
+      }
+    }
+    v1::StartChange change;
+    for (const auto& [slots, id] : ends) {
+      v1::JobSlots& end = *change.add_jobs_end();
+      end.set_job_id(id.value());
+      end.set_job_name(NameOf(id));
+      end.set_slots(-slots);
+    }
+    if (ends.empty()) AddOtherThanEnds(job.device, change);
     return change;
   }
 
@@ -1086,6 +1194,7 @@ class Planner {
   struct ReservedSlot {
     SlotIndex::SlotRef slot;  // in the index, whose workers stay while a plan is made
     absl::Time until;         // it is not to be taken for longer
+    int32_t share;            // thousandths of it
   };
   std::vector<ReservedSlot> reserved_;  // by worker, then in device order
   // Shapes that do not fit beside the reserved slots that are held at this level, nor at any later
@@ -1126,13 +1235,14 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
     v1::DeviceKind device;
     int64_t ranks;
     std::string tenant;
+    int32_t share;
   };
   std::map<JobId, Use> uses;
   QueueUse use = cluster.use;
   for (const auto& [id, running] : cluster.running.all()) {
     const absl::Time end = running.stopping ? now + kStopExpected : running.ends_at;
-    uses.emplace(
-        id, Use{cluster.tree.Find(running.queue), running.device, running.ranks, running.tenant});
+    uses.emplace(id, Use{cluster.tree.Find(running.queue), running.device, running.ranks,
+                         running.tenant, running.share});
     if (end != absl::InfiniteFuture()) ends.emplace(std::max(now, end), id);
   }
   const auto end_at = [&ends](const JobId& id, absl::Time at) {
@@ -1162,9 +1272,9 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
         ends.emplace(now + started.runtime, started.id);
       }
       const Use used{cluster.tree.Find(started.queue), started.device,
-                     static_cast<int64_t>(start->placements.size()), started.tenant};
+                     static_cast<int64_t>(start->placements.size()), started.tenant, started.share};
       uses.insert_or_assign(started.id, used);
-      use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1);
+      use.Count(cluster.tree, used.queue, used.device, used.ranks, used.tenant, 1, used.share);
       queue.Remove(start->job);
     }
     now = std::min(next.wake_at, ends.empty() ? absl::InfiniteFuture() : ends.begin()->first);
@@ -1174,7 +1284,7 @@ absl::Time EstimateStart(const Snapshot& cluster, WaitingQueue queue, const Sche
       attempted.trial.Release(ended);
       if (const auto used = uses.find(ended); used != uses.end()) {
         use.Count(cluster.tree, used->second.queue, used->second.device, used->second.ranks,
-                  used->second.tenant, -1);
+                  used->second.tenant, -1, used->second.share);
         uses.erase(used);
       }
       ends.erase(ends.begin());
@@ -1190,7 +1300,8 @@ double ShareOf(const Snapshot& cluster, const QueueUse& use, int queue, absl::Ti
   for (const v1::DeviceKind kind : {v1::DEVICE_KIND_CPU, v1::DEVICE_KIND_CUDA}) {
     const int64_t total = cluster.slots.Of(kind).total;
     if (total == 0) continue;
-    const double used = static_cast<double>(use.at(queue).devices[static_cast<size_t>(kind)]) +
+    const int64_t thousandths = use.at(queue).thousandths[static_cast<size_t>(kind)];
+    const double used = static_cast<double>(thousandths) / kWholeDevice +
                         cluster.history.Average(cluster.tree, cluster.use, queue, kind, now);
     share = std::max(share, used / static_cast<double>(total));
   }
@@ -1236,6 +1347,9 @@ v1::WaitReason Explanation::reason() const {
     reason.set_ranks(asks_->ranks);
     reason.set_group(asks_->group);
     reason.set_device(asks_->device);
+    if (asks_->share < kWholeDevice) {
+      reason.set_share(static_cast<double>(asks_->share) / kWholeDevice);
+    }
   }
   return reason;
 }

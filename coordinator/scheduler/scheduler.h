@@ -79,7 +79,7 @@ class Explanation {
   Explanation(const WaitingJob& waiting, std::shared_ptr<const v1::WaitReason> reason)
       : job(waiting.id),
         reason_(std::move(reason)),
-        asks_(Asks{waiting.ranks, waiting.group, waiting.device}) {}
+        asks_(Asks{waiting.ranks, waiting.group, waiting.device, waiting.share}) {}
 
   v1::WaitReason reason() const;
 
@@ -89,6 +89,7 @@ class Explanation {
   struct Asks {
     int32_t ranks, group;
     v1::DeviceKind device;
+    int32_t share;
   };
   std::shared_ptr<const v1::WaitReason> reason_;
   std::optional<Asks> asks_;

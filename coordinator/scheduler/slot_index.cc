@@ -7,11 +7,60 @@
 
 namespace muster::coordinator {
 
-int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
+namespace {
+
+template <typename Parts>
+auto PartOf(Parts& parts, const JobId& job) {
+  return std::lower_bound(parts.begin(), parts.end(), job,
+                          [](const DevicePart& part, const JobId& id) { return part.job < id; });
+}
+
+}  // namespace
+
+int32_t SlotView::room() const {
+  if (!held_by.value().empty()) return 0;
+  int32_t left = kWholeDevice;
+  for (const DevicePart& part : parts) left -= part.share;
+  return std::max(0, left);
+}
+
+int32_t SlotView::ShareOf(const JobId& job) const {
+  if (held_by == job) return kWholeDevice;
+  const auto part = PartOf(parts, job);
+  return part != parts.end() && part->job == job ? part->share : 0;
+}
+
+// Where one job takes the whole device it is `held_by`, also while others still have parts.
+void SlotView::SetShare(const JobId& job, int32_t share) {
+  if (held_by == job) held_by = JobId();
+  auto part = PartOf(parts, job);
+  const bool known = part != parts.end() && part->job == job;
+  if (known && share > 0) {
+    part->share = share;
+  } else if (known) {
+    parts.erase(part);
+  } else if (share > 0) {
+    parts.insert(part, DevicePart{job, share});
+  }
+  if (!held_by.value().empty()) return;
+  part = std::find_if(parts.begin(), parts.end(),
+                      [](const DevicePart& one) { return one.share == kWholeDevice; });
+  if (part == parts.end()) return;
+  held_by = std::move(part->job);
+  parts.erase(part);
+}
+
+std::vector<DevicePart> SlotView::Holders() const {
+  std::vector<DevicePart> holders = parts;
+  if (!held_by.value().empty()) holders.push_back({held_by, kWholeDevice});
+  return holders;
+}
+
+int FreeSlots(const WorkerView& worker, const SlotsFor& slots) {
   if (!worker.ready) return 0;
   return static_cast<int>(
       std::count_if(worker.slots.begin(), worker.slots.end(),
-                    [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; }));
+                    [&slots](const SlotView& slot) { return slots.Has(slot); }));
 }
 
 int TotalSlots(const WorkerView& worker, v1::DeviceKind kind) {
@@ -195,13 +244,17 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
       reservations.insert(slot.reserved);
       if (worker.ready && slot.usable && !slot.held()) ++sums.reserved;
     }
-    if (!slot.held()) {
+    const auto count = [&](const JobId& job, Holding*& holder) {
+      if (sign > 0) holder = &HolderFor(job);
+      holders.emplace(job, holder);
+      if (worker.ready) holder->slots[static_cast<size_t>(slot.kind)] += sign;
+    };
+    for (DevicePart& part : slot.parts) count(part.job, part.holder);
+    if (slot.held_by.value().empty()) {
       slot.holder = nullptr;
-      continue;
+    } else {
+      count(slot.held_by, slot.holder);
     }
-    if (sign > 0) slot.holder = &HolderFor(slot.held_by);
-    holders.emplace(slot.held_by, slot.holder);
-    if (worker.ready) slot.holder->slots[static_cast<size_t>(slot.kind)] += sign;
   }
   for (const auto& [id, holder] : holders) {
     NoteWorker(*holder, worker, sign);
@@ -230,8 +283,127 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
       if (workers.empty()) kind.workers_by_free.erase(sums.free);
     }
     CountInDomains(worker, of, sums.total, sums.free, sign);
-    if (kind.total == 0) kinds_.erase(of);
   }
+  CountShared(worker, sign);
+  CountInSums(worker, sign);
+  for (const auto& [of, sums] : kinds) {
+    const auto kind = kinds_.find(of);
+    if (kind->second.total == 0) kinds_.erase(kind);
+  }
+}
+
+void SlotIndex::CountShared(const WorkerView& worker, int sign) {
+  if (!worker.ready) return;
+  for (const SlotView& slot : worker.slots) {
+    if (slot.parts.empty()) continue;
+    Kind& kind = kinds_.find(slot.kind)->second;
+    kind.shared += sign;
+    const int32_t left = slot.usable && slot.reserved.empty() ? slot.room() : 0;
+    if (left == 0) continue;
+    // Of several devices with as much room, the first adds the worker and the first takes it away.
+    if (sign > 0) {
+      kind.workers_by_room[left].insert(&worker);
+      continue;
+    }
+    const auto alike = kind.workers_by_room.find(left);
+    if (alike == kind.workers_by_room.end()) continue;
+    alike->second.erase(&worker);
+    if (alike->second.empty()) kind.workers_by_room.erase(alike);
+  }
+}
+
+// ---- sums for shares ----------------------------------------------------------------------------
+
+void SlotIndex::MoveRoom(Room& room, const WorkerView& worker, int before, int now) {
+  room.free += now - before;
+  if (before > 0) {
+    const auto from = room.workers_by_free.find(before);
+    from->second.erase(&worker);
+    if (from->second.empty()) room.workers_by_free.erase(from);
+  }
+  if (now > 0) room.workers_by_free[now].insert(&worker);
+}
+
+void SlotIndex::MoveRoomIn(Sums& sums, const WorkerView& worker, v1::DeviceKind kind, int before,
+                           int now) const {
+  if (before == now) return;
+  const auto of_kind = sums.kinds.try_emplace(kind).first;
+  MoveRoom(of_kind->second, worker, before, now);
+  if (of_kind->second.free == 0) sums.kinds.erase(of_kind);
+  if (sums.domains.size() < domains_.size()) sums.domains.resize(domains_.size());
+  for (int at = worker.home; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
+    auto& kinds = sums.domains[static_cast<size_t>(at)];
+    const auto here = kinds.try_emplace(kind).first;
+    Domain::Room& slots = here->second;
+    if (before > 0) {
+      const auto from = slots.workers_by_free.find(before);
+      if (--from->second == 0) slots.workers_by_free.erase(from);
+    }
+    if (now > 0) ++slots.workers_by_free[now];
+    if (at == worker.home) {
+      if (before > 0) {
+        const auto from = slots.direct.find(before);
+        from->second.erase(&worker);
+        if (from->second.empty()) slots.direct.erase(from);
+      }
+      if (now > 0) slots.direct[now].insert(&worker);
+    }
+    if (slots.workers_by_free.empty()) kinds.erase(here);
+  }
+}
+
+void SlotIndex::CountInSums(const WorkerView& worker, int sign) const {
+  for (auto& [of, sums] : sums_) {
+    std::set<v1::DeviceKind> kinds;
+    for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
+    for (const v1::DeviceKind kind : kinds) {
+      const int slots = FreeSlots(worker, SlotsFor{kind, of.first, of.second});
+      MoveRoomIn(sums, worker, kind, sign > 0 ? 0 : slots, sign > 0 ? slots : 0);
+    }
+  }
+}
+
+SlotIndex::Sums& SlotIndex::SumsOf(const SlotsFor& slots) const {
+  const std::pair<int32_t, bool> key(slots.share, slots.shared);
+  const auto [known, first] = sums_.try_emplace(key);
+  Sums& sums = known->second;
+  sums.asked = ++asks_;
+  if (!first) return sums;
+  for (const auto& [id, worker] : workers_) {
+    std::set<v1::DeviceKind> kinds;
+    for (const SlotView& slot : worker.slots) kinds.insert(slot.kind);
+    for (const v1::DeviceKind kind : kinds) {
+      MoveRoomIn(sums, worker, kind, 0,
+                 FreeSlots(worker, SlotsFor{kind, slots.share, slots.shared}));
+    }
+  }
+  if (sums_.size() > kSharesKept) {
+    sums_.erase(std::min_element(sums_.begin(), sums_.end(), [](const auto& a, const auto& b) {
+      return a.second.asked < b.second.asked;
+    }));
+  }
+  return sums;
+}
+
+const SlotIndex::Room& SlotIndex::RoomOf(const SlotsFor& slots) const {
+  static const auto* const none = new Room();
+  if (slots.share == kWholeDevice && !slots.shared) return Of(slots.kind);
+  const Sums& sums = SumsOf(slots);
+  const auto found = sums.kinds.find(slots.kind);
+  return found == sums.kinds.end() ? *none : found->second;
+}
+
+const SlotIndex::Domain::Room& SlotIndex::RoomIn(int number, const SlotsFor& slots) const {
+  static const auto* const none = new Domain::Room();
+  if (slots.share == kWholeDevice && !slots.shared) {
+    const auto found = domain(number).slots.find(slots.kind);
+    return found == domain(number).slots.end() ? *none : found->second;
+  }
+  const Sums& sums = SumsOf(slots);
+  if (static_cast<size_t>(number) >= sums.domains.size()) return *none;
+  const auto& kinds = sums.domains[static_cast<size_t>(number)];
+  const auto found = kinds.find(slots.kind);
+  return found == kinds.end() ? *none : found->second;
 }
 
 template <typename Change>
@@ -270,14 +442,20 @@ void SlotIndex::MoveFree(const WorkerView& worker, v1::DeviceKind of, int before
   }
 }
 
+namespace {
+
+bool TakesSlotOf(const WorkerView& worker, const Holding* holder) {
+  return std::any_of(worker.slots.begin(), worker.slots.end(),
+                     [holder](const SlotView& slot) { return slot.TakenBy(holder); });
+}
+
+}  // namespace
+
 void SlotIndex::Hold(WorkerView& worker, SlotView& slot, Holding* holder) {
   Holding* const before = slot.holder;
   if (before == holder) return;
-  const auto holds = [&worker](const Holding* one) {
-    return std::any_of(worker.slots.begin(), worker.slots.end(),
-                       [one](const SlotView& other) { return other.holder == one; });
-  };
-  if (holder != nullptr && !holds(holder)) NoteWorker(*holder, worker, 1);
+  const bool held = slot.held();
+  if (holder != nullptr && !TakesSlotOf(worker, holder)) NoteWorker(*holder, worker, 1);
   slot.holder = holder;
   if (holder != nullptr) {
     slot.held_by = holder->id;
@@ -288,32 +466,77 @@ void SlotIndex::Hold(WorkerView& worker, SlotView& slot, Holding* holder) {
   if (worker.ready) {
     if (before != nullptr) --before->slots[kind];
     if (holder != nullptr) ++holder->slots[kind];
-    if (!slot.reserved.empty() && slot.usable && (before == nullptr) != (holder == nullptr)) {
-      kinds_.find(slot.kind)->second.reserved += holder == nullptr ? 1 : -1;
+    if (!slot.reserved.empty() && slot.usable && held != slot.held()) {
+      kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
     }
   }
-  if (before != nullptr && !holds(before)) {
+  if (before != nullptr && !TakesSlotOf(worker, before)) {
     NoteWorker(*before, worker, -1);
     Left(*before);
   }
 }
 
+void SlotIndex::SetPart(WorkerView& worker, SlotView& slot, Holding& holder, int32_t share) {
+  const bool held = slot.held();
+  const bool taken = slot.TakenBy(&holder);
+  const bool on_worker = TakesSlotOf(worker, &holder);
+  slot.SetShare(holder.id, share);
+  // What a job takes may have become the whole device.
+  slot.holder = slot.held_by.value().empty() ? nullptr : &HolderFor(slot.held_by);
+  for (DevicePart& part : slot.parts) part.holder = &HolderFor(part.job);
+  const int change = (share > 0 ? 1 : 0) - (taken ? 1 : 0);
+  if (worker.ready) {
+    holder.slots[static_cast<size_t>(slot.kind)] += change;
+    if (!slot.reserved.empty() && slot.usable && held != slot.held()) {
+      kinds_.find(slot.kind)->second.reserved += held ? 1 : -1;
+    }
+  }
+  if (!on_worker && share > 0) NoteWorker(holder, worker, 1);
+  if (on_worker && !TakesSlotOf(worker, &holder)) NoteWorker(holder, worker, -1);
+  Left(holder);
+}
+
 template <typename Change>
 void SlotIndex::Reassign(WorkerView& worker, Change change) {
   using ByKind = std::array<int, v1::DeviceKind_ARRAYSIZE>;
-  const auto free = [&worker] {
+  const auto count = [&worker](int32_t share, bool shared) {
     ByKind slots = {};
     for (const SlotView& slot : worker.slots) {
+      if (worker.ready && SlotsFor{slot.kind, share, shared}.Has(slot)) {
+        ++slots[static_cast<size_t>(slot.kind)];
+      }
+    }
+    return slots;
+  };
+  // Devices that are free as a whole, and whether any has parts, in one pass.
+  bool parts = false;
+  const auto free = [&worker, &parts] {
+    ByKind slots = {};
+    parts = false;
+    for (const SlotView& slot : worker.slots) {
+      parts |= !slot.parts.empty();
       if (worker.ready && slot.free()) ++slots[static_cast<size_t>(slot.kind)];
     }
     return slots;
   };
   const ByKind before = free();
+  std::vector<ByKind> before_of;  // by share
+  for (const auto& [of, sums] : sums_) before_of.push_back(count(of.first, of.second));
+  if (parts) CountShared(worker, -1);
   change(worker);
   const ByKind now = free();
+  if (parts) CountShared(worker, 1);
   for (size_t kind = 0; kind < now.size(); ++kind) {
     if (now[kind] == before[kind]) continue;
     MoveFree(worker, static_cast<v1::DeviceKind>(kind), before[kind], now[kind]);
+  }
+  size_t next = 0;
+  for (auto& [of, sums] : sums_) {
+    const ByKind then = before_of[next++];
+    const ByKind left = count(of.first, of.second);
+    for (size_t kind = 0; kind < left.size(); ++kind) {
+      MoveRoomIn(sums, worker, static_cast<v1::DeviceKind>(kind), then[kind], left[kind]);
+    }
   }
 }
 
@@ -328,7 +551,12 @@ void SlotIndex::SetEach(Iterator begin, Iterator end) {
       Reassign(found->second, [&](WorkerView& worker) {
         for (Iterator at = begin; at != next; ++at) {
           for (SlotView& slot : worker.slots) {
-            if (slot.device != at->device || slot.held_by == at->holder) continue;
+            if (slot.device != at->device) continue;
+            if (at->part.has_value()) {
+              SetPart(worker, slot, HolderFor(at->part->job), at->part->share);
+              continue;
+            }
+            if (slot.held_by == at->holder) continue;
             Hold(worker, slot, at->holder.value().empty() ? nullptr : &HolderFor(at->holder));
           }
         }
@@ -388,6 +616,11 @@ void SlotIndex::SetHolder(const WorkerId& id, const std::string& device, const J
   SetHolders({{id, device, job}});
 }
 
+void SlotIndex::SetShare(const WorkerId& id, const std::string& device, const JobId& job,
+                         int32_t share) {
+  SetHolders({{id, device, JobId(), DevicePart{job, share}}});
+}
+
 const SlotIndex::Kind& SlotIndex::Of(v1::DeviceKind kind) const {
   static const auto* const none = new Kind();
   const auto found = kinds_.find(kind);
@@ -407,18 +640,46 @@ std::set<WorkerId> SlotIndex::WorkersOf(const JobId& job) const {
   return workers;
 }
 
-std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                                const JobId& job, int group) {
+std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, const SlotsFor& slots,
+                                                int count, const JobId& job, int group) {
   const WorkerView* worker = index_.Find(id);
-  return worker == nullptr ? std::vector<std::string>() : Take(*worker, kind, count, job, group);
+  return worker == nullptr ? std::vector<std::string>() : Take(*worker, slots, count, job, group);
 }
 
-std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, v1::DeviceKind kind,
+std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, const SlotsFor& slots,
                                                 int count, const JobId& job, int group) {
+  const bool whole = slots.share == kWholeDevice;
   std::vector<std::string> devices;
   Holding& holder = index_.HolderFor(job);
   index_.Reassign(Mutable(on), [&](WorkerView& worker) {
-    const auto fits = [kind](const SlotView& slot) { return slot.free() && slot.kind == kind; };
+    const auto take = [&](SlotView& slot) {
+      changed_.push_back({&worker, &slot, nullptr});
+      if (whole) {
+        index_.Hold(worker, slot, &holder);
+      } else {
+        changed_.back().part = &holder;
+        index_.SetPart(worker, slot, holder, slots.share);
+      }
+      devices.push_back(slot.device);
+    };
+    // A device of which the job takes a part has room for others, but none for the job.
+    const auto fits = [&](const SlotView& slot) {
+      return slots.Has(slot) && (whole || slot.ShareOf(job) == 0);
+    };
+    std::vector<SlotView*> by_room;
+    if (!whole) {
+      for (SlotView& slot : worker.slots) {
+        if (fits(slot)) by_room.push_back(&slot);
+      }
+      std::stable_sort(by_room.begin(), by_room.end(), [](const SlotView* a, const SlotView* b) {
+        return std::make_pair(a->suspect, a->room()) < std::make_pair(b->suspect, b->room());
+      });
+      if (group == 1) {
+        by_room.resize(std::min(by_room.size(), static_cast<size_t>(count)));
+        for (SlotView* slot : by_room) take(*slot);
+        return;
+      }
+    }
     std::map<int, int> linked;  // free slots by group of linked devices
     for (const SlotView& slot : worker.slots) {
       if (fits(slot)) ++linked[slot.link_group];
@@ -435,14 +696,15 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, v1::Device
       }
       int left = std::min(wanted, best->second);
       best->second -= left;
+      const auto consider = [&](SlotView& slot) {
+        if (left == 0 || !fits(slot) || slot.link_group != best->first) return;
+        take(slot);
+        --left;
+      };
+      for (SlotView* slot : by_room) consider(*slot);
       for (const bool suspect : {false, true}) {
         for (SlotView& slot : worker.slots) {
-          if (left == 0) break;
-          if (!fits(slot) || slot.link_group != best->first || slot.suspect != suspect) continue;
-          changed_.push_back({&worker, &slot, nullptr});
-          index_.Hold(worker, slot, &holder);
-          devices.push_back(slot.device);
-          --left;
+          if (slot.suspect == suspect) consider(slot);
         }
       }
       if (best->second == 0) linked.erase(best);
@@ -487,21 +749,51 @@ void SlotIndex::Trial::Release(const JobId& job) {
   while (!holder.workers.empty()) {
     index_.Reassign(Mutable(*holder.workers.back()), [&](WorkerView& worker) {
       for (SlotView& slot : worker.slots) {
-        if (slot.holder != &holder) continue;
+        if (!slot.TakenBy(&holder)) continue;
         changed_.push_back({&worker, &slot, &holder});
-        index_.Hold(worker, slot, nullptr);
+        if (slot.holder == &holder) {
+          index_.Hold(worker, slot, nullptr);
+        } else {
+          changed_.back().part = &holder;
+          changed_.back().share = slot.ShareOf(job);
+          index_.SetPart(worker, slot, holder, 0);
+        }
       }
     });
   }
 }
 
-void SlotIndex::Trial::TakeAll(const WorkerView& on, v1::DeviceKind kind, const JobId& holder) {
+void SlotIndex::Trial::TakeRest(const JobId& job, const JobId& holder) {
+  const auto found = index_.holders_.find(job);
+  if (found == index_.holders_.end()) return;
+  Holding& rest = index_.HolderFor(holder);
+  for (const WorkerView* on : found->second.workers) {
+    index_.Reassign(Mutable(*on), [&](WorkerView& worker) {
+      for (SlotView& slot : worker.slots) {
+        if (slot.holder == &found->second || !slot.TakenBy(&found->second) || slot.room() == 0) {
+          continue;
+        }
+        changed_.push_back({&worker, &slot, nullptr, &rest, slot.ShareOf(holder)});
+        index_.SetPart(worker, slot, rest, changed_.back().share + slot.room());
+      }
+    });
+  }
+  index_.Left(rest);
+}
+
+void SlotIndex::Trial::TakeAll(const WorkerView& on, const SlotsFor& slots, const JobId& holder) {
   Holding& hides = index_.HolderFor(holder);
   index_.Reassign(Mutable(on), [&](WorkerView& worker) {
     for (SlotView& slot : worker.slots) {
-      if (!slot.free() || slot.kind != kind) continue;
+      if (!slots.Has(slot)) continue;
       changed_.push_back({&worker, &slot, nullptr});
-      index_.Hold(worker, slot, &hides);
+      if (slot.free()) {
+        index_.Hold(worker, slot, &hides);
+      } else {
+        changed_.back().part = &hides;
+        changed_.back().share = slot.ShareOf(holder);
+        index_.SetPart(worker, slot, hides, changed_.back().share + slot.room());
+      }
     }
   });
   index_.Left(hides);
@@ -512,7 +804,10 @@ void SlotIndex::Trial::Rollback() {
     auto next = begin;
     while (next != changed_.rend() && next->worker == begin->worker) ++next;
     index_.Reassign(*begin->worker, [&](WorkerView& worker) {
-      for (auto at = begin; at != next; ++at) index_.Hold(worker, *at->slot, at->before);
+      for (auto at = begin; at != next; ++at) {
+        at->part == nullptr ? index_.Hold(worker, *at->slot, at->before)
+                            : index_.SetPart(worker, *at->slot, *at->part, at->share);
+      }
     });
     begin = next;
   }

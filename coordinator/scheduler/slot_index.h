@@ -6,37 +6,79 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
 #include "coordinator/scheduler/topology.h"
 #include "muster/v1/schedule.pb.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 
+using spec::kWholeDevice;
+
 struct Holding;
+
+// What one job takes of a device, in thousandths.
+struct DevicePart {
+  JobId job;
+  int32_t share = 0;
+  // Of a slot in an index: what the index knows of `job`. No part of the value.
+  Holding* holder = nullptr;
+
+  friend bool operator==(const DevicePart& a, const DevicePart& b) {
+    return a.job == b.job && a.share == b.share;
+  }
+};
 
 struct SlotView {
   std::string device;  // "cpu:0"
   v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
   bool usable = true;
-  JobId held_by = {};  // empty: by none
+  JobId held_by = {};  // the job that takes all of it; empty: none does
   // Devices of one worker with the same number are closer to each other than to the others: NVLink
   // connects them or, without NVLink, they are on one NUMA node.
   int link_group = 0;
   std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
   bool suspect = false;       // DeviceFaults.suspect: others of its worker are taken first
+  // What other jobs take of it, in order of ids. A part that is kept for a job which waits counts
+  // from the start, so that it may be more than there is room for yet.
+  std::vector<DevicePart> parts = {};
   // Of a slot in an index: what the index knows of `held_by`; null: nobody. No part of the value.
   Holding* holder = nullptr;
 
-  bool held() const { return !held_by.value().empty(); }
+  bool held() const { return !held_by.value().empty() || !parts.empty(); }
   bool free() const { return usable && !held() && reserved.empty(); }
+  // Thousandths that nobody takes.
+  int32_t room() const;
+  // A rank that takes so much can get it.
+  bool HasRoom(int32_t share) const {
+    return share == kWholeDevice ? free() : usable && reserved.empty() && room() >= share;
+  }
+  // What the job takes of it; 0: nothing.
+  int32_t ShareOf(const JobId& job) const;
+  void SetShare(const JobId& job, int32_t share);
+  // The jobs that take some of it.
+  std::vector<DevicePart> Holders() const;
+  // Of a slot in an index: the holder, which is not null, takes some of it.
+  bool TakenBy(const Holding* one) const {
+    return holder == one || std::any_of(parts.begin(), parts.end(), [one](const DevicePart& part) {
+             return part.holder == one;
+           });
+  }
+  // Whether what is kept of it for a job that takes so much counts at once. It does unless the job
+  // takes all of it, as another one does that is being stopped: then it waits until that is gone.
+  bool KeepsAtOnce(int32_t share) const {
+    return share < kWholeDevice || (held_by.value().empty() && !parts.empty());
+  }
   friend bool operator==(const SlotView& a, const SlotView& b) {
     return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
            a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
-           a.suspect == b.suspect;
+           a.suspect == b.suspect && a.parts == b.parts;
   }
 };
 struct WorkerView {
@@ -90,6 +132,19 @@ struct HeldSlot {
   WorkerId worker;
   std::string device;
   JobId holder;
+  // Instead of `holder`: what one job takes of it, 0 = nothing, whatever others do.
+  std::optional<DevicePart> part = {};
+};
+
+// The slots that a rank can get: devices of a kind with room for its share.
+struct SlotsFor {
+  v1::DeviceKind kind = v1::DEVICE_KIND_CPU;
+  int32_t share = kWholeDevice;
+  bool shared = false;  // only those of which other jobs take a part
+
+  bool Has(const SlotView& slot) const {
+    return slot.kind == kind && slot.HasRoom(share) && (!shared || slot.held());
+  }
 };
 
 // Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers). Workers
@@ -103,15 +158,25 @@ class SlotIndex {
   SlotIndex(SlotIndex&& other) = default;
   SlotIndex& operator=(SlotIndex&& other) = default;
 
-  // All slots of one kind.
-  struct Kind {
-    int64_t total = 0;
+  // Slots that ranks of one share can get.
+  struct Room {
     int64_t free = 0;  // on ready workers
+    // Ready workers by how many such slots they have, without those that have none.
+    std::map<int, WorkerSet> workers_by_free;
+
+    friend bool operator==(const Room&, const Room&) = default;
+  };
+
+  // All slots of one kind; what is free of them is free as a whole.
+  struct Kind : Room {
+    int64_t total = 0;
     // Workers by how many slots of this kind they have.
     std::map<int, int> workers_by_total;
-    // Ready workers by how many free slots of this kind they have, without those that have none.
-    std::map<int, WorkerSet> workers_by_free;
-    WorkerSet away;  // workers that are not ready
+    // Devices on ready workers of which jobs take parts, by the room that is left: workers that
+    // have such a one.
+    std::map<int32_t, WorkerSet> workers_by_room;
+    int64_t shared = 0;  // so many devices
+    WorkerSet away;      // workers that are not ready
     int64_t away_slots = 0;
     int64_t reserved = 0;  // on ready workers: would be free if they were not reserved
 
@@ -125,12 +190,17 @@ class SlotIndex {
     int parent = -1;  // the narrowest domain around it; -1: this is the cluster
     std::set<int> children;
     int workers = 0;  // in it and in domains below
-    // Slots of one kind. The numbers count domains below too.
-    struct Slots {
-      std::map<int, int> workers_by_total;  // as of Kind
-      std::map<int, int> workers_by_free;
+    // Slots that ranks of one share can get. The numbers count domains below too.
+    struct Room {
+      std::map<int, int> workers_by_free;  // as of SlotIndex::Room
       // Ready workers that are in no domain below this one, by free slots.
       std::map<int, WorkerSet> direct;
+
+      friend bool operator==(const Room&, const Room&) = default;
+    };
+    // Slots of one kind.
+    struct Slots : Room {
+      std::map<int, int> workers_by_total;  // as of Kind
 
       friend bool operator==(const Slots&, const Slots&) = default;
     };
@@ -144,9 +214,11 @@ class SlotIndex {
   void Remove(const WorkerId& id);
   // Null when the worker is unknown.
   const WorkerView* Find(const WorkerId& id) const;
-  // Marks a slot as held by this job; with an empty id, by none. Does nothing when the worker or
-  // the device is unknown.
+  // Marks a slot as held by this job, all of it; with an empty id, by none. Does nothing when the
+  // worker or the device is unknown.
   void SetHolder(const WorkerId& id, const std::string& device, const JobId& job);
+  // The job takes so many thousandths of the device from now on; 0: nothing.
+  void SetShare(const WorkerId& id, const std::string& device, const JobId& job, int32_t share);
   // The same for many slots, in this order. Costs less where slots of a worker follow each other.
   void SetHolders(const std::vector<HeldSlot>& slots);
   // The same, the last first: undoes what was recorded in the order in which it was done.
@@ -158,6 +230,11 @@ class SlotIndex {
   const std::map<WorkerId, WorkerView>& workers() const { return workers_; }
   // Empty sums for a kind that no worker has.
   const Kind& Of(v1::DeviceKind kind) const;
+  // The first time that a share is asked for costs O(slots); the kSharesKept that were asked for
+  // last are kept up to date. The answer is good until slots change or another share is asked for.
+  const Room& RoomOf(const SlotsFor& slots) const;
+  const Domain::Room& RoomIn(int domain, const SlotsFor& slots) const;
+  static constexpr size_t kSharesKept = 16;
   // The domain with this number: of Domain::children, of domains_of(), or kCluster.
   const Domain& domain(int number) const { return domains_[static_cast<size_t>(number)]; }
   static constexpr int kCluster = 0;
@@ -188,19 +265,26 @@ class SlotIndex {
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
-    // Takes up to `count` free slots of this kind on a worker, `group` at a time: each from the
-    // fullest group of linked devices that has as many free, in device order. Returns the devices.
-    std::vector<std::string> Take(const WorkerView& worker, v1::DeviceKind kind, int count,
+    // Takes up to `count` of these slots on a worker, `group` at a time: each from the fullest
+    // group of linked devices that has as many, in device order. Of devices that are to be shared,
+    // those with the least room first. Returns the devices.
+    std::vector<std::string> Take(const WorkerView& worker, const SlotsFor& slots, int count,
+                                  const JobId& job, int group = 1);
+    std::vector<std::string> Take(const WorkerId& id, const SlotsFor& slots, int count,
                                   const JobId& job, int group = 1);
     std::vector<std::string> Take(const WorkerId& id, v1::DeviceKind kind, int count,
-                                  const JobId& job, int group = 1);
+                                  const JobId& job, int group = 1) {
+      return Take(id, SlotsFor{kind}, count, job, group);
+    }
     // Until Close() the slots that these reservations keep are as free as others.
     void Open(const std::vector<std::string>& reservations);
     void Close();
     // Frees every slot that the job holds.
     void Release(const JobId& job);
-    // Lets a holder have every free slot of this kind on a worker.
-    void TakeAll(const WorkerView& worker, v1::DeviceKind kind, const JobId& holder);
+    // Lets a holder have what is left of the devices of which the job takes a part.
+    void TakeRest(const JobId& job, const JobId& holder);
+    // Lets a holder have all that is free of these slots on a worker.
+    void TakeAll(const WorkerView& worker, const SlotsFor& slots, const JobId& holder);
     void Rollback();
 
    private:
@@ -208,6 +292,9 @@ class SlotIndex {
       WorkerView* worker;
       SlotView* slot;
       Holding* before;  // null: nobody
+      // Instead of `before`: whose part was changed, and what it was.
+      Holding* part = nullptr;
+      int32_t share = 0;
     };
     SlotIndex& index_;
     std::vector<Changed> changed_;
@@ -256,7 +343,10 @@ class SlotIndex {
   void Reassign(WorkerView& worker, Change change);
   // Null: nobody.
   void Hold(WorkerView& worker, SlotView& slot, Holding* holder);
+  void SetPart(WorkerView& worker, SlotView& slot, Holding& holder, int32_t share);
   void MoveFree(const WorkerView& worker, v1::DeviceKind kind, int before, int now);
+  // The devices of the worker of which jobs take parts.
+  void CountShared(const WorkerView& worker, int sign);
   template <typename Iterator>
   void SetEach(Iterator begin, Iterator end);
   // Workers and slots that others only look at are those of this index.
@@ -278,10 +368,28 @@ class SlotIndex {
   int trials_ = 0;                 // that last
   uint64_t version_ = 0;
   WorkerSet marked_;
+
+  // Sums for slots of one share, that are shared or not. They follow from the workers.
+  struct Sums {
+    std::map<v1::DeviceKind, Room> kinds;
+    std::vector<std::map<v1::DeviceKind, Domain::Room>> domains;  // by number
+    uint64_t asked = 0;                                           // when, by asks_
+  };
+  Sums& SumsOf(const SlotsFor& slots) const;
+  static void MoveRoom(Room& room, const WorkerView& worker, int before, int now);
+  void MoveRoomIn(Sums& sums, const WorkerView& worker, v1::DeviceKind kind, int before,
+                  int now) const;
+  void CountInSums(const WorkerView& worker, int sign) const;
+  // By share, and whether only devices that are shared count.
+  mutable std::map<std::pair<int32_t, bool>, Sums> sums_;
+  mutable uint64_t asks_ = 0;
 };
 
-// Slots of one kind that new ranks can take; 0 on a worker that is not ready.
-int FreeSlots(const WorkerView& worker, v1::DeviceKind kind);
+// Slots that new ranks can take; 0 on a worker that is not ready.
+int FreeSlots(const WorkerView& worker, const SlotsFor& slots);
+inline int FreeSlots(const WorkerView& worker, v1::DeviceKind kind) {
+  return FreeSlots(worker, SlotsFor{kind});
+}
 // Slots of one kind that it has.
 int TotalSlots(const WorkerView& worker, v1::DeviceKind kind);
 

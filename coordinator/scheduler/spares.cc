@@ -75,7 +75,7 @@ int64_t TakeSpares(SlotIndex::Trial& trial, int domain, v1::DeviceKind kind, int
       const int count = static_cast<int>(std::min<int64_t>(wanted, best->first));
       best->second.erase(best->second.begin());
       if (best->second.empty()) by_free.erase(best);
-      trial.Take(*worker, kind, count, SpareHolder(), count);
+      trial.Take(*worker, SlotsFor{kind}, count, SpareHolder(), count);
       wanted -= count;
     }
   }

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/ids.h"
 #include "muster/v1/job.pb.h"
+#include "proto/spec/share.h"
 
 namespace muster::coordinator {
 
@@ -56,7 +57,8 @@ struct GangShape {
   PlacementRule placement;
   std::vector<std::string> reservations;
   std::string tenant = {};
-  bool recovers = false;  // it may take spares
+  bool recovers = false;               // it may take spares
+  int32_t share = spec::kWholeDevice;  // WaitingJob::share
 
   friend auto operator<=>(const GangShape&, const GangShape&) = default;
 };
@@ -92,10 +94,11 @@ struct WaitingJob {
   std::vector<AxisTraffic> traffic_of_largest = {};  // `traffic` with the last of `sizes`
   // StateRow.recovering_ranks: with up to so many ranks it may take spares.
   int32_t recovering = 0;
+  int32_t share = spec::kWholeDevice;  // thousandths that each rank takes of its device
 
   QueueOrder order() const { return {priority, submit_sequence, deadline}; }
   GangShape shape() const {
-    return {device, ranks, group, placement, reservations, "", ranks <= recovering};
+    return {device, ranks, group, placement, reservations, "", ranks <= recovering, share};
   }
 };
 

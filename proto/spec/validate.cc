@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "proto/spec/dependencies.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/spec/spec.h"
 #include "proto/time.h"
 
@@ -225,6 +227,26 @@ void CheckRange(const v1::JobSpec& spec, Checker& check) {
   }
 }
 
+void CheckShare(const v1::JobSpec& spec, Checker& check) {
+  constexpr const char* kField = "resources.share";
+  if (!spec.resources().has_share()) return;
+  const double share = spec.resources().share();
+  if (!(share > 0 && share <= 1)) {
+    check.Add(kField, share,
+              " is out of range; above 0, at most 1, which is a whole device: 0.5 for half of one");
+    return;
+  }
+  const double thousandths = share * kWholeDevice;
+  const double nearest = std::max(1.0, std::round(thousandths));
+  if (std::abs(thousandths - nearest) > 1e-6) {
+    check.Add(kField, share, " is no multiple of 0.001; ", nearest / kWholeDevice, " would do");
+  } else if (nearest < kWholeDevice && IsElastic(spec)) {
+    check.Add(kField,
+              "does not go with a range of resources.ranks, which takes whole devices; "
+              "give one number of ranks, or leave share out");
+  }
+}
+
 void CheckResources(const v1::JobSpec& spec, Checker& check) {
   const v1::ResourceSpec& resources = spec.resources();
   if (IsElastic(spec)) {
@@ -232,6 +254,7 @@ void CheckResources(const v1::JobSpec& spec, Checker& check) {
   } else {
     check.InRange("resources.ranks", resources.ranks(), 1, kRanksMax);
   }
+  CheckShare(spec, check);
   check.NotNegative("resources.threads_per_rank",
                     static_cast<int64_t>(resources.threads_per_rank()));
 }

@@ -46,6 +46,26 @@ TEST(WaitText, SlotsTaken_NamesTheJobsAndWorkersToWaitFor) {
   EXPECT_EQ(ChangeText(reason), "starts when the slots of ended attempts are released");
 }
 
+TEST(WaitText, SharedDevices_AreNamedByTheirShares) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_TAKEN);
+  reason.set_slots_shared(3);
+  EXPECT_EQ(WhyText(reason), "needs 4 cpu slots, 2 are free of 8; jobs share 3 of the others");
+  reason.set_share(0.5);
+  EXPECT_EQ(
+      WhyText(reason),
+      "needs 0.5 of each of 4 cpu slots, 2 are free of 8; jobs share 3 of the others and leave "
+      "too little of them");
+  reason = Reason(v1::WAIT_CODE_QUEUE_QUOTA);
+  reason.set_ranks(1);
+  reason.set_share(0.25);
+  reason.set_limiting_queue("research");
+  reason.set_limit(2);
+  reason.set_used(2);
+  reason.set_used_devices(1.8);
+  EXPECT_EQ(WhyText(reason),
+            "needs 0.25 of a cpu slot, and queue research uses 1.8 of the 2 that it may");
+}
+
 TEST(WaitText, ClusterTooSmall_SaysWhatToAddOrLower) {
   v1::WaitReason reason = Reason(v1::WAIT_CODE_CLUSTER_TOO_SMALL);
   reason.mutable_change()->set_slots_added(60);

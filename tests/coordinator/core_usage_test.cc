@@ -1,6 +1,7 @@
 // What the time of devices is counted as, by class and cause.
 #include "coordinator/core/device_account.h"
 #include "coordinator/core/schema.h"
+#include "proto/class_time.h"
 #include "proto/spec/names.h"
 #include "proto/time.h"
 #include "tests/coordinator/core_fixture.h"
@@ -29,8 +30,7 @@ class CoreUsageTest : public CoreTest {
     const v1::Usage usage = Job().usage();
     const double since = absl::ToDoubleSeconds(now_ - FromProto(usage.as_of()));
     for (const v1::ClassTime& time : usage.times()) {
-      Add(time.usage_class(), time.cause(),
-          time.device_seconds() + static_cast<double>(time.devices()) * since, sums);
+      Add(time.usage_class(), time.cause(), time.device_seconds() + DevicesIn(time) * since, sums);
     }
     return sums;
   }
@@ -260,18 +260,45 @@ TEST_F(CoreUsageTest, ClockThatWasSetBack_StandsStill) {
 
 TEST(DeviceAccountTest, StoredAndReadBack_IsTheSame) {
   DeviceAccount account;
-  account.SetDevices({{Use{v1::USAGE_CLASS_HELD, v1::CAUSE_CRASH}, 3}});
+  account.SetDevices({{Use{v1::USAGE_CLASS_HELD, v1::CAUSE_CRASH}, 3000}});
   account.AddTimeUntil(1000, 5000);
-  account.SetDevices({{Use{v1::USAGE_CLASS_PRODUCTIVE}, 3}});
+  account.SetDevices({{Use{v1::USAGE_CLASS_PRODUCTIVE}, 2333}});
   DeviceAccount read(account.Stored());
-  EXPECT_EQ(read.TotalMs(1500), 4500);
+  EXPECT_EQ(read.Total(1500), (DeviceTime{4166, 500}));
   EXPECT_EQ(read.devices(), account.devices());
   read.AddTimeUntil(1500, 5500);
   const v1::UsageRow row = read.TakePeriod(5500);
   EXPECT_EQ(row.begin_ms(), 4000);
   EXPECT_EQ(row.entries_size(), 2);
   EXPECT_FALSE(read.has_period());
-  EXPECT_EQ(read.TotalMs(1500), 4500);
+  EXPECT_EQ(read.Total(1500), (DeviceTime{4166, 500}));
+}
+
+TEST(DeviceAccountTest, RowOfAVersionThatDidNotShareDevices_IsOfWholeOnes) {
+  v1::Account stored;
+  stored.set_clock_ms(1000);
+  v1::AccountEntry& entry = *stored.add_entries();
+  entry.set_usage_class(v1::USAGE_CLASS_PRODUCTIVE);
+  entry.set_total_ms(500);
+  entry.set_devices(2);
+  const DeviceAccount account(stored);
+  EXPECT_EQ(account.thousandths(), 2000);
+  EXPECT_EQ(account.Total(2000), (DeviceTime{2500, 0}));
+}
+
+TEST(DeviceAccountTest, SharesOfADevice_AddUpExactly) {
+  DeviceTime sum, third, rest;
+  for (int step = 1; step <= 1000; ++step) {
+    third.Add(333, step);
+    rest.Add(667, step);
+    sum.Add(1000, step);
+  }
+  third.Add(rest);
+  EXPECT_EQ(third, sum);
+  DeviceTime long_lived;
+  const int64_t year_ms = int64_t{365} * 86'400'000;
+  long_lived.Add(int64_t{100'000} * 1000, 10 * year_ms);  // no overflow
+  EXPECT_EQ(long_lived, (DeviceTime{100'000 * 10 * year_ms, 0}));
 }
 
 }  // namespace

@@ -144,7 +144,7 @@ class QueuesTest : public ::testing::Test {
     return {};
   }
   int64_t Used(const std::string& queue) const {
-    return use_.at(tree_.Find(queue)).devices[v1::DEVICE_KIND_CPU];
+    return DevicesOf(use_.at(tree_.Find(queue)).thousandths[v1::DEVICE_KIND_CPU]);
   }
   std::vector<JobId> Stopped(const Schedule& plan) {
     std::vector<JobId> stopped;
@@ -593,14 +593,16 @@ TEST_F(QueuesTest, RandomTrees_LimitsHoldExactly) {
         const QueueTree::Queue& queue = tree_.queues()[q];
         const QueueUse::Of& used = use_.at(static_cast<int>(q));
         if (queue.limit[v1::DEVICE_KIND_CPU].has_value()) {
-          ASSERT_LE(used.devices[v1::DEVICE_KIND_CPU], *queue.limit[v1::DEVICE_KIND_CPU]);
+          ASSERT_LE(used.thousandths[v1::DEVICE_KIND_CPU],
+                    *queue.limit[v1::DEVICE_KIND_CPU] * kWholeDevice);
         }
         if (queue.running_jobs_max.has_value()) {
           ASSERT_LE(used.jobs, *queue.running_jobs_max);
         }
         if (queue.tenant_limit[v1::DEVICE_KIND_CPU].has_value()) {
-          for (const auto& [tenant, devices] : used.tenants) {
-            ASSERT_LE(devices[v1::DEVICE_KIND_CPU], *queue.tenant_limit[v1::DEVICE_KIND_CPU]);
+          for (const auto& [tenant, thousandths] : used.tenants) {
+            ASSERT_LE(thousandths[v1::DEVICE_KIND_CPU],
+                      *queue.tenant_limit[v1::DEVICE_KIND_CPU] * kWholeDevice);
           }
         }
       }

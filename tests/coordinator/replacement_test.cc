@@ -74,6 +74,29 @@ TEST(Replacement, RanksOfALostWorker_GoTogetherToTheNearestThatHoldsThem) {
   EXPECT_EQ(Text(Replace(index, job, placements, "a1", {WorkerId("a2"), WorkerId("b0")})), "none");
 }
 
+TEST(Replacement, RankWithAShare_GetsADeviceOnWhichTheGangHasNone) {
+  SlotIndex index;
+  for (const char* name : {"a", "b"}) AddWorker(index, name, 1);
+  WaitingJob job = Gang(2);
+  job.share = 300;
+  const Placements placements = Place(index, job);
+  ASSERT_EQ(Text(placements), "0:a 1:b");
+  for (const v1::Placement& placement : placements) {
+    index.SetShare(WorkerId(placement.worker()), placement.device(), job.id, job.share);
+  }
+  const SlotIndex before = index;
+  EXPECT_EQ(Text(Replace(index, job, placements, "b")), "none") << "a has room, for others";
+  AddWorker(index, "c", 1);
+  index.SetShare(WorkerId("c"), "cpu:0", JobId("other"), 701);
+  EXPECT_EQ(Text(Replace(index, job, placements, "b")), "none");
+  index.SetShare(WorkerId("c"), "cpu:0", JobId("other"), 700);
+  EXPECT_EQ(Text(Replace(index, job, placements, "b")), "1:c");
+  index.Remove(WorkerId("c"));
+  SlotIndex rest = before;
+  rest.Remove(WorkerId("b"));
+  EXPECT_EQ(index, rest);
+}
+
 TEST(Replacement, TensorGroup_StaysOnOneWorker) {
   SlotIndex index;
   for (const char* name : {"w0", "w1"}) AddWorker(index, name, 2);

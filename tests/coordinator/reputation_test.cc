@@ -159,6 +159,39 @@ TEST(StandingTest, SuspectIsTakenWhereItCostsNoMore_AvoidedAsTheLastResort) {
   EXPECT_EQ(place(2), Names({"b"}));
 }
 
+// The room that others leave on devices of a suspect counts no more than whole devices of others.
+TEST(StandingTest, JobWithAShare_TakesSuspectAndAvoidedLikeAnyOther) {
+  SlotIndex slots;
+  for (const char* name : {"a", "b", "c"}) {
+    WorkerView worker{.id = WorkerId(name), .ready = true};
+    for (int i = 0; i < 2; ++i) worker.slots.push_back({.device = absl::StrCat("cpu:", i)});
+    if (worker.id == WorkerId("a")) worker.standing = v1::WORKER_STANDING_AVOIDED;
+    if (worker.id == WorkerId("b")) worker.standing = v1::WORKER_STANDING_SUSPECT;
+    slots.Put(std::move(worker));
+  }
+  for (const char* name : {"a", "b"}) slots.SetShare(WorkerId(name), "cpu:0", JobId("other"), 300);
+  const SlotIndex before = slots;
+  const auto place = [&slots](int ranks) {
+    WaitingJob job;
+    job.id = JobId("job");
+    job.ranks = ranks;
+    job.share = 700;
+    SlotIndex::Trial trial(slots);
+    std::set<std::string> workers;
+    const auto placements = PlaceGang(trial, job);
+    if (!placements.has_value()) return workers;
+    for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
+    return workers;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(place(1), Names({"c"}));
+  EXPECT_EQ(place(2), Names({"c"}));
+  EXPECT_EQ(place(3), Names({"b", "c"}));
+  EXPECT_EQ(place(5), Names({"a", "b", "c"}));
+  EXPECT_EQ(place(7), Names());
+  EXPECT_EQ(slots, before);
+}
+
 TEST(StandingTest, Faults_CountHalfAfterTheHalfLife) {
   EXPECT_DOUBLE_EQ(reputation::Decayed(3, absl::Hours(24), absl::Hours(24)), 1.5);
   EXPECT_DOUBLE_EQ(reputation::Decayed(3, absl::ZeroDuration(), absl::Hours(24)), 3);

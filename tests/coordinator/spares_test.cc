@@ -46,7 +46,8 @@ class SparesTest : public ::testing::Test {
     tree_ = *std::move(tree);
     use_ = QueueUse(tree_);
   }
-  void Wait(const std::string& id, int ranks, int recovering = 0, int group = 1) {
+  void Wait(const std::string& id, int ranks, int recovering = 0, int group = 1,
+            int32_t share = kWholeDevice) {
     WaitingJob job;
     job.id = JobId(id);
     job.name = id;
@@ -55,6 +56,7 @@ class SparesTest : public ::testing::Test {
     job.group = group;
     job.submit_sequence = ++sequence_;
     job.recovering = recovering;
+    job.share = share;
     waiting_.Add(std::move(job));
   }
   Schedule Plan() {
@@ -99,6 +101,29 @@ TEST_F(SparesTest, NewJob_LeavesThemFree_OneThatRecoversTakesThem) {
   EXPECT_EQ(reason.slots_spare(), 8);
   Wait("recovers", 9, 9);
   EXPECT_THAT(Started(Plan()), ::testing::ElementsAre("recovers"));
+}
+
+// Two racks of eight devices, four of each are to be spares. A gang of nine takes all of one rack
+// and one device of the other.
+TEST_F(SparesTest, JobWithAShare_TakesOneOnlyWhenItRecovers) {
+  for (const int32_t share : {500, kWholeDevice}) {
+    waiting_ = WaitingQueue();
+    Define(Keep(v1::TOPOLOGY_LEVEL_RACK, 4));
+    Wait("new", 9, 0, 1, share);
+    const Schedule waits = Plan();
+    EXPECT_THAT(Started(waits), IsEmpty());
+    ASSERT_EQ(waits.explanations.size(), 1u);
+    EXPECT_EQ(waits.explanations[0].reason().code(), v1::WAIT_CODE_SPARES);
+    Wait("recovers", 9, 9, 1, share);
+    const Schedule plan = Plan();
+    ASSERT_THAT(Started(plan), ::testing::ElementsAre("recovers"));
+    SlotIndex after = slots_;
+    for (const v1::Placement& placement : std::get<Start>(plan.decisions[0]).placements) {
+      after.SetShare(WorkerId(placement.worker()), placement.device(), JobId("recovers"), share);
+    }
+    EXPECT_EQ(SpareDevices(after, tree_).free, 4);
+    EXPECT_EQ(SpareDevices(after, tree_).missing, 4) << "what is left of a device is no spare";
+  }
 }
 
 TEST_F(SparesTest, JobThatFitsBesideThem_TakesNone) {

@@ -55,6 +55,21 @@ JobView Job(int ranks, v1::JobState state, v1::WaitCode code = v1::WAIT_CODE_UNS
   return view;
 }
 
+TEST(WantedWorkers, JobsThatShareDevices_CountByTheirShares) {
+  const auto sharing = [](int ranks, double share) {
+    JobView job = Job(ranks, v1::JOB_STATE_QUEUED, v1::WAIT_CODE_SLOTS_TAKEN);
+    v1::Job spec = *job[JobPart::kSpec];
+    spec.mutable_spec()->mutable_resources()->set_share(share);
+    job[JobPart::kSpec] = std::make_shared<v1::Job>(spec);
+    return job;
+  };
+  const std::vector<v1::Worker> none;
+  EXPECT_EQ(WantedWorkers(kGroup, {sharing(8, 0.5), sharing(8, 0.5)}, none), 1);
+  EXPECT_EQ(WantedWorkers(kGroup, {sharing(9, 0.1)}, none), 2) << "each rank has a device";
+  EXPECT_EQ(WantedWorkers(kGroup, {sharing(8, 0.6), sharing(8, 0.6)}, none), 2);
+  EXPECT_EQ(WantedWorkers(kGroup, std::vector<JobView>(24, sharing(1, 0.333)), none), 1);
+}
+
 TEST(WantedWorkers, GangsThatWaitForDevicesCount_OthersDoNot) {
   const auto queued = [](int ranks, v1::WaitCode code) {
     return Job(ranks, v1::JOB_STATE_QUEUED, code);

@@ -123,6 +123,43 @@ def processes_under(directory):
     return found
 
 
+class SharedDevices(Scene):
+    workers = 1
+    slots = 1
+
+    def test_two_jobs_train_on_one_slot_at_once_with_the_losses_that_each_has_alone(self):
+        half = ("ranks: 1}", "ranks: 1, share: 0.5}")
+        seeds = {"left": "seed: 7", "right": "seed: 8"}
+        alone = {}
+        for name, seed in seeds.items():
+            self.submit(f"{name}-alone", ranks=1, edits=[("seed: 7", seed)])
+            alone[name] = self.cluster.finish(f"{name}-alone")
+            self.assertEqual(alone[name]["state"], "succeeded", json.dumps(alone[name]["causes"]))
+        for name, seed in seeds.items():
+            self.submit(name, ranks=1, edits=[("seed: 7", seed), half])
+        self.cluster.poll("both train", lambda: [self.cluster.job(name) for name in seeds],
+                          lambda jobs: all(job["state"] == "running" for job in jobs))
+        (worker,) = self.cluster.json("get", "workers")
+        self.assertEqual(worker["devices"][0]["jobs"], ["left", "right"])
+        self.assertEqual(worker["slotsUsed"], 1)
+        self.assertIn("1/1", self.cluster.run("get", "workers").stdout)
+        self.assertRegex(self.cluster.run("describe", "job", "left").stdout,
+                         r"share: +0.5 of each device")
+        self.submit("third", ranks=1, edits=[half])
+        why = self.cluster.run("explain", "third").stdout
+        self.assertIn("needs 0.5 of a cpu slot", why)
+        self.cluster.run("cancel", "third")
+        for name in seeds:
+            job = self.cluster.finish(name)
+            self.assertEqual(job["state"], "succeeded", json.dumps(job["causes"]))
+            self.assertEqual(job["attempts"], 1)
+            self.assertEqual(job["losses"], alone[name]["losses"])
+            seconds = sum(time["deviceSeconds"] for time in job["usage"]["times"])
+            ran = sum(time["deviceSeconds"] for time in alone[name]["usage"]["times"])
+            self.assertGreater(seconds, 0)
+            self.assertLess(seconds, 10 * ran)
+
+
 class MainPath(Scene):
     def test_job_trains_to_the_end_and_every_view_shows_it(self):
         watched = self.cluster.run("submit", self.spec(), "--watch", check=False)

@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -13,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/rng.h"
+#include "proto/spec/share.h"
 #include "proto/spec/spec.h"
 #include "tests/proto/example_spec.h"
 #include "tests/support/seed.h"
@@ -484,6 +486,52 @@ TEST(SpecDeadline, IsATimeWithItsZoneOrADuration) {
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("deadline: ")))
         << bad;
   }
+}
+
+TEST(SpecShare, IsAboveZeroAtMostOneInThousandths) {
+  v1::JobSpec spec = Example();
+  EXPECT_EQ(ShareOf(spec), kWholeDevice);
+  for (const auto& [good, thousandths] :
+       {std::pair(1.0, 1000), std::pair(0.5, 500), std::pair(0.333, 333), std::pair(0.001, 1),
+        std::pair(0.1 + 0.2, 300)}) {
+    spec.mutable_resources()->set_share(good);
+    EXPECT_OK(Validate(spec)) << good;
+    EXPECT_EQ(ShareOf(spec), thousandths);
+  }
+  const auto refused = [&](double share) {
+    spec.mutable_resources()->set_share(share);
+    return std::string(Validate(spec).message());
+  };
+  for (const double bad : {0.0, -0.5, 1.001, 50.0, std::numeric_limits<double>::infinity(),
+                           std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT(refused(bad), HasSubstr("resources.share: ")) << bad;
+    EXPECT_THAT(refused(bad), HasSubstr("above 0, at most 1")) << bad;
+  }
+  EXPECT_THAT(refused(1.0 / 3),
+              HasSubstr("resources.share: 0.333333 is no multiple of 0.001; 0.333 would do"));
+  EXPECT_THAT(refused(1e-9), HasSubstr("; 0.001 would do"));
+}
+
+TEST(SpecShare, IsReadAndWrittenAsANumber) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {"resources.share=0.25"}));
+  EXPECT_EQ(ShareOf(spec), 250);
+  EXPECT_THAT(ToYaml(spec), HasSubstr("share: 0.25"));
+  ASSERT_OK_AND_ASSIGN(const v1::JobSpec again, Parse(ToYaml(spec), "again", {}));
+  EXPECT_EQ(ShareOf(again), 250);
+  EXPECT_THAT(std::string(Parse(kExample, "f", {"resources.share=half"}).status().message()),
+              HasSubstr("resources.share"));
+}
+
+TEST(SpecShare, OfAnElasticJob_IsRefused) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                       Parse(kExample, "f", {"resources.ranks={min: 1, max: 2}"}));
+  ApplyDefaults(spec);
+  ASSERT_OK(Validate(spec));
+  spec.mutable_resources()->set_share(0.5);
+  EXPECT_THAT(std::string(Validate(spec).message()),
+              HasSubstr("resources.share: does not go with a range of resources.ranks"));
+  spec.mutable_resources()->set_share(1);
+  EXPECT_OK(Validate(spec));
 }
 
 }  // namespace

@@ -14,8 +14,10 @@
 #include "coordinator/core/schema.h"
 #include "coordinator/core/state_log.h"
 #include "muster/v1/stored.pb.h"
+#include "proto/class_time.h"
 #include "proto/job_state.h"
 #include "proto/spec/deadline.h"
+#include "proto/spec/share.h"
 #include "proto/time.h"
 #include "tests/sim/world.h"
 
@@ -32,7 +34,7 @@ double DeviceSecondsAt(absl::Time now, const v1::Usage& usage) {
       usage.has_as_of() ? std::max(0.0, absl::ToDoubleSeconds(now - FromProto(usage.as_of()))) : 0;
   double sum = 0;
   for (const v1::ClassTime& time : usage.times()) {
-    sum += time.device_seconds() + static_cast<double>(time.devices()) * since;
+    sum += time.device_seconds() + DevicesIn(time) * since;
   }
   return sum;
 }
@@ -93,14 +95,21 @@ void World::CheckQueues() {
 
 void World::CheckMachines() {
   for (const auto& [name, machine] : machines_) {
-    std::map<std::string, const Process*> holders;
+    struct Holder {
+      const Process* last = nullptr;
+      int32_t taken = 0;  // thousandths of the device
+    };
+    std::map<std::string, Holder> holders;
     for (const auto& [key, process] : machine.processes) {
       if (!process.alive && !process.stray) continue;
-      auto [held, free] = holders.emplace(process.device, &process);
-      if (!free) {
+      Holder& holder = holders[process.device];
+      holder.taken += process.share;
+      if (holder.last != nullptr) Count("device shared");
+      if (holder.taken > spec::kWholeDevice) {
         Violate(absl::StrCat(name, " ", process.device, " runs ", ToString(key), " and ",
-                             ToString(held->second->key)));
+                             ToString(holder.last->key)));
       }
+      holder.last = &process;
     }
     if (machine.daemon == nullptr) continue;
     for (const std::string& broken : machine.daemon->CheckInvariants()) {
@@ -114,13 +123,16 @@ void World::CheckMachines() {
 void World::CheckDesired(const std::string& worker, const v1::Desired& desired) {
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     if (attempt.phase() != v1::DESIRED_PHASE_PREPARED) continue;
+    std::map<std::string, int32_t> taken;  // thousandths
     for (const auto& [key, process] : machines_[worker].processes) {
       if (!process.alive && !process.stray) continue;
       for (const v1::RankAssignment& rank : attempt.ranks()) {
         // Its own process, when others were replaced after it had started.
         const bool own = key.attempt.job.value() == attempt.job_id() &&
                          key.attempt.epoch.value() == attempt.epoch() && key.rank == rank.rank();
-        if (rank.device() == process.device && !own) {
+        if (rank.device() != process.device || own) continue;
+        const int32_t share = spec::ShareOf(attempt.has_spec() ? attempt.spec() : rank.spec());
+        if ((taken[rank.device()] += process.share) + share > spec::kWholeDevice) {
           Violate(absl::StrCat(attempt.job_id(), " epoch ", attempt.epoch(), " was placed on ",
                                worker, " ", process.device, ", which still runs ", ToString(key)));
         }
@@ -248,7 +260,8 @@ void World::CheckTenants(const v1::Event& event) {
   }
   const auto tenant = spec->labels().find("tenant");
   holding_[{event.job_id(), event.epoch()}] = {
-      tree_.Find(spec->queue()), ranks, tenant == spec->labels().end() ? "" : tenant->second};
+      tree_.Find(spec->queue()), ranks * spec::ShareOf(*spec),
+      tenant == spec->labels().end() ? "" : tenant->second};
   for (size_t queue = 0; queue < tree_.queues().size(); ++queue) {
     const auto limit = tree_.queues()[queue].tenant_limit[v1::DEVICE_KIND_CPU];
     if (!limit.has_value()) continue;
@@ -257,14 +270,14 @@ void World::CheckTenants(const v1::Event& event) {
       if (holds.queue == coordinator::QueueTree::kNone) continue;
       const std::vector<int>& path = tree_.Path(holds.queue);
       if (std::count(path.begin(), path.end(), static_cast<int>(queue)) > 0) {
-        used[holds.tenant] += holds.ranks;
+        used[holds.tenant] += holds.thousandths;
       }
     }
-    for (const auto& [name, devices] : used) {
-      if (devices == *limit) Count("tenant at its limit");
-      if (devices <= *limit) continue;
-      Violate(absl::StrCat("tenant '", name, "' uses ", devices, " of ", *limit, " in queue ",
-                           tree_.queues()[queue].name));
+    for (const auto& [name, thousandths] : used) {
+      if (thousandths == *limit * spec::kWholeDevice) Count("tenant at its limit");
+      if (thousandths <= *limit * spec::kWholeDevice) continue;
+      Violate(absl::StrCat("tenant '", name, "' uses ", thousandths, " thousandths of ", *limit,
+                           " devices in queue ", tree_.queues()[queue].name));
     }
   }
 }
@@ -479,22 +492,23 @@ namespace {
 
 struct Stored {
   v1::FleetAccount fleet;
-  int64_t sum_ms = 0;
+  int64_t sum_us = 0;  // device-microseconds
   std::map<v1::UsageClass, int64_t> by_class;
 
+  void Add(v1::UsageClass usage_class, int64_t us) {
+    sum_us += us;
+    by_class[usage_class] += us;
+  }
   void Add(const v1::UsageRow& row) {
     for (const v1::AccountEntry& entry : row.entries()) {
-      sum_ms += entry.period_ms();
-      by_class[entry.usage_class()] += entry.period_ms();
+      Add(entry.usage_class(), entry.period_ms() * 1000 + entry.period_rest_us());
     }
   }
   // Time of the period that is not over.
   void Add(const v1::Account& account) {
     for (const v1::AccountEntry& entry : account.entries()) {
-      const int64_t ms =
-          entry.period_ms() + entry.devices() * (fleet.clock_ms() - account.clock_ms());
-      sum_ms += ms;
-      by_class[entry.usage_class()] += ms;
+      Add(entry.usage_class(), entry.period_ms() * 1000 + entry.period_rest_us() +
+                                   entry.thousandths() * (fleet.clock_ms() - account.clock_ms()));
     }
   }
 };
@@ -559,20 +573,21 @@ void World::CheckLedger() {
                           stored.Add(state.account());
                           return true;
                         }));
-  if (stored.sum_ms != stored.fleet.device_ms()) {
-    Violate(absl::StrCat("the classes have ", stored.sum_ms, " device-milliseconds, the devices ",
-                         stored.fleet.device_ms()));
+  const int64_t all_us = stored.fleet.device_ms() * 1000 + stored.fleet.device_rest_us();
+  if (stored.sum_us != all_us) {
+    Violate(absl::StrCat("the classes have ", stored.sum_us, " device-microseconds, the devices ",
+                         all_us));
   }
   if (const int64_t logged = DeviceMsOf(*store_); logged != stored.fleet.device_ms()) {
     Violate(absl::StrCat("the devices have ", stored.fleet.device_ms(),
                          " device-milliseconds, the log ", logged));
   }
-  for (const auto& [usage_class, ms] : stored.by_class) {
-    if (ms < 0) Violate(absl::StrCat(v1::UsageClass_Name(usage_class), ": ", ms, " ms"));
-    if (ms > 0) Count(v1::UsageClass_Name(usage_class));
-    if (ms > 0 && options_.faults == Faults::kNone &&
+  for (const auto& [usage_class, us] : stored.by_class) {
+    if (us < 0) Violate(absl::StrCat(v1::UsageClass_Name(usage_class), ": ", us, " us"));
+    if (us > 0) Count(v1::UsageClass_Name(usage_class));
+    if (us > 0 && options_.faults == Faults::kNone &&
         (usage_class == v1::USAGE_CLASS_REPLAYED || usage_class == v1::USAGE_CLASS_HUNG)) {
-      Violate(absl::StrCat(v1::UsageClass_Name(usage_class), " without a fault: ", ms, " ms"));
+      Violate(absl::StrCat(v1::UsageClass_Name(usage_class), " without a fault: ", us, " us"));
     }
   }
   if (options_.faults == Faults::kNone) {

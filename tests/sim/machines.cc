@@ -14,7 +14,7 @@ void World::StartDaemon(Machine& machine) {
   machine.connection.reset();
   machine.calls.clear();
   worker::DaemonCoreConfig config;
-  machine.older = Disturbed() && rng_.Chance(0.2);
+  machine.older = Disturbed() && rng_.Chance(0.2) && !options_.shares();
   if (machine.older) Count("older daemon");
   if (Disturbed()) {
     machine.skew = absl::Seconds(static_cast<int64_t>(rng_.Below(1200)) - 600);
@@ -175,6 +175,7 @@ void World::Do(Machine& machine, const worker::StartRank& action) {
   process.assignment = process.written = action.assignment;
   process.worker = machine.name;
   process.device = action.assignment.device();
+  process.share = spec::ShareOf(action.assignment.spec());
   process.pid = static_cast<int64_t>(1000 + next_id_++);
   process.generation = next_id_++;
   Trace(absl::StrCat(machine.name, " starts ", ToString(action.rank), " on ", process.device,

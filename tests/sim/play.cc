@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -134,6 +135,11 @@ void World::Submit(int number) {
     range.set_max(ranks);
     spec.mutable_preemption()->mutable_grow_after()->set_seconds(
         static_cast<int64_t>(elastic.Below(20)));
+  }
+  if (Rng shares(options_.seed * 15'485'863 + static_cast<uint64_t>(number));
+      options_.shares() && !spec.resources().has_rank_range() && shares.Chance(0.6)) {
+    constexpr double kShares[] = {0.5, 0.5, 0.25, 0.333, 0.75};
+    spec.mutable_resources()->set_share(kShares[shares.Below(std::size(kShares))]);
   }
   submission.cancel = !submission.feasible || rng_.Chance(0.1);
   // Beside spares it may never fit.

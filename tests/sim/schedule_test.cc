@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -34,15 +35,17 @@ constexpr absl::Duration kStopTakes = absl::Seconds(10);
 
 // What a day met, so that a test can require that it did.
 struct Met {
-  int64_t started = 0, stopped = 0, at_tenant_limit = 0, overdue = 0;
+  int64_t started = 0, stopped = 0, at_tenant_limit = 0, overdue = 0, shared = 0;
   int64_t faults = 0, on_spares = 0, waits_for_spares = 0, last_resort = 0, avoided_left = 0;
 };
 
 class Day {
  public:
   // `fair`: jobs of one priority in queues without quota, where the bound of waiting holds for all.
-  // `faulty`: devices fail, some are spares, and workers get a bad record.
-  Day(uint64_t seed, bool fair, bool faulty = false) : rng_(seed), fair_(fair), faulty_(faulty) {
+  // `faulty`: devices fail, some are spares, and workers get a bad record. `shares`: some jobs
+  // share their devices.
+  Day(uint64_t seed, bool fair, bool faulty = false, bool shares = false)
+      : rng_(seed), fair_(fair), faulty_(faulty), shares_(shares) {
     v1::QueuePolicy policy;
     if (faulty) {
       v1::SparePolicy& cluster = *policy.add_spares();
@@ -102,6 +105,7 @@ class Day {
     }
     while (broken_.empty() && time_.Step(begin + kDay)) {
       CheckLimits();
+      CheckDevices();
       if (fair_) CheckWaiting();
     }
     met.started += met_.started;
@@ -113,6 +117,7 @@ class Day {
     met.waits_for_spares += met_.waits_for_spares;
     met.last_resort += met_.last_resort;
     met.avoided_left += met_.avoided_left;
+    met.shared += met_.shared;
     return broken_;
   }
 
@@ -129,7 +134,11 @@ class Day {
     if (rng_.Chance(0.3)) job.tenant = "other";
     job.runtime = absl::Minutes(1) + rng_.Uniform() * (kRuntimeMax - absl::Minutes(1));
     job.queued_at = time_.now();
-    if (!tree_.CheckJob(job.queue, job.device, job.ranks).ok()) job.ranks = 1;
+    if (shares_ && rng_.Chance(0.6)) {
+      constexpr int32_t kShares[] = {500, 500, 250, 333, 100, 750};
+      job.share = kShares[rng_.Below(std::size(kShares))];
+    }
+    if (!tree_.CheckJob(job.queue, job.device, job.ranks, job.share).ok()) job.ranks = 1;
     queue_.Add(job);
     Due();
   }
@@ -188,7 +197,7 @@ class Day {
   absl::Time now() const { return time_.now(); }
   void Use(const RunningJob& job, int sign) {
     history_.Accrue(tree_, use_, tree_.Find(job.queue), now());
-    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign);
+    use_.Count(tree_, tree_.Find(job.queue), job.device, job.ranks, job.tenant, sign, job.share);
   }
 
   void Begin(const Start& start) {
@@ -199,6 +208,7 @@ class Day {
     running.queue = job.queue;
     running.priority = job.priority;
     running.ranks = job.ranks;
+    running.share = job.share;
     running.started_at = running.saved_at = now();
     running.min_runtime = absl::Seconds(30);
     running.ends_at = now() + job.runtime;
@@ -213,7 +223,7 @@ class Day {
     }
     if (start.in_turn) history_.TookTurn(job.queue, now());
     for (const v1::Placement& placement : start.placements) {
-      slots_.SetHolder(WorkerId(placement.worker()), placement.device(), job.id);
+      slots_.SetShare(WorkerId(placement.worker()), placement.device(), job.id, job.share);
     }
     queue_.Remove(job.id);
     first_since_.erase(job.queue);
@@ -291,7 +301,8 @@ class Day {
                      job.priority,
                      job.device,
                      job.tenant,
-                     {preempt.eviction.slots.begin(), preempt.eviction.slots.end()}};
+                     {preempt.eviction.slots.begin(), preempt.eviction.slots.end()},
+                     job.share};
     HoldKept(slots_, kept_);
   }
   void Drop(const JobId& id) {
@@ -300,7 +311,7 @@ class Day {
   static void Free(SlotIndex& slots, const JobId& holder) {
     for (const WorkerId& worker : std::set<WorkerId>(slots.WorkersOf(holder))) {
       for (const SlotView& slot : std::vector<SlotView>(slots.Find(worker)->slots)) {
-        if (slot.held_by == holder) slots.SetHolder(worker, slot.device, JobId());
+        if (slot.ShareOf(holder) > 0) slots.SetShare(worker, slot.device, holder, 0);
       }
     }
   }
@@ -308,10 +319,11 @@ class Day {
     for (const auto& [id, of] : kept) {
       for (const Slot& slot : of.slots) {
         for (const SlotView& view : slots.Find(slot.worker)->slots) {
-          if (view.device == slot.device && !view.held()) {
-            slots.SetHolder(slot.worker, slot.device, id);
-            break;
+          if (view.device != slot.device) continue;
+          if (!view.held() || view.KeepsAtOnce(of.share)) {
+            slots.SetShare(slot.worker, slot.device, id, of.share);
           }
+          break;
         }
       }
     }
@@ -362,11 +374,37 @@ class Day {
       for (const WorkerView* worker : slots.marked()) {
         const bool others = worker->standing == v1::WORKER_STANDING_AVOIDED &&
                             (worker->id == id || !avoided.contains(worker->id));
-        if (others) trial.TakeAll(*worker, job.device, JobId("(hidden)"));
+        if (others) trial.TakeAll(*worker, SlotsFor{job.device, job.share}, JobId("(hidden)"));
       }
       if (PlaceGang(trial, job).has_value()) {
         Break(absl::StrCat(job.id.value(), " takes ", id.value(), ", which it could avoid"));
       }
+    }
+  }
+  // What jobs that run take of a device is never more than it, and one job takes no device twice.
+  void CheckDevices() {
+    std::map<JobId, int64_t> devices;
+    for (const auto& [id, worker] : slots_.workers()) {
+      for (const SlotView& slot : worker.slots) {
+        int32_t taken = 0, jobs = 0;
+        for (const DevicePart& part : slot.Holders()) {
+          const RunningJob* job = running_.Find(part.job);
+          if (job == nullptr) continue;
+          ++jobs;
+          ++devices[part.job];
+          taken += part.share;
+          if (part.share != job->share) Break(absl::StrCat(part.job.value(), " has another share"));
+        }
+        if (taken > kWholeDevice) {
+          Break(
+              absl::StrCat(taken, " thousandths of ", id.value(), " ", slot.device, " are taken"));
+        }
+        if (jobs > 1) ++met_.shared;
+      }
+    }
+    for (const auto& [id, job] : running_.all()) {
+      if (devices[id] == job.ranks) continue;
+      Break(absl::StrCat(id.value(), " has ", devices[id], " devices for ", job.ranks, " ranks"));
     }
   }
 
@@ -381,8 +419,7 @@ class Day {
         if (std::count(path.begin(), path.end(), static_cast<int>(of)) == 0) continue;
         int64_t held = 0;
         for (const WorkerId& worker : slots_.WorkersOf(id)) {
-          for (const SlotView& slot : slots_.Find(worker)->slots)
-            held += slot.held_by == id ? 1 : 0;
+          for (const SlotView& slot : slots_.Find(worker)->slots) held += slot.ShareOf(id);
         }
         devices += held;
         tenants[job.tenant] += held;
@@ -390,16 +427,16 @@ class Day {
       }
       const auto& limit = queue.limit[v1::DEVICE_KIND_CPU];
       const auto& tenant_limit = queue.tenant_limit[v1::DEVICE_KIND_CPU];
-      if (limit.has_value() && devices > *limit) {
-        Break(absl::StrCat(queue.name, " uses ", devices, " of ", *limit));
+      if (limit.has_value() && devices > *limit * kWholeDevice) {
+        Break(absl::StrCat(queue.name, " uses ", devices, " thousandths of ", *limit));
       }
       if (queue.running_jobs_max.has_value() && jobs > *queue.running_jobs_max) {
         Break(absl::StrCat(queue.name, " runs ", jobs, " of ", *queue.running_jobs_max));
       }
       for (const auto& [tenant, used] : tenants) {
-        if (tenant_limit.has_value() && used > *tenant_limit) {
-          Break(absl::StrCat("tenant '", tenant, "' uses ", used, " of ", *tenant_limit, " in ",
-                             queue.name));
+        if (tenant_limit.has_value() && used > *tenant_limit * kWholeDevice) {
+          Break(absl::StrCat("tenant '", tenant, "' uses ", used, " thousandths of ", *tenant_limit,
+                             " in ", queue.name));
         }
       }
     }
@@ -433,14 +470,14 @@ class Day {
         const RunningJob& running = *running_.Find(id);
         Free(slots, id);
         use.Count(tree_, tree_.Find(running.queue), running.device, running.ranks, running.tenant,
-                  -1);
+                  -1, running.share);
       }
       HoldKept(slots, kept);
       for (const auto& [id, of] : kept) {
         use.Count(tree_, tree_.Find(of.queue), of.device, static_cast<int64_t>(of.slots.size()),
-                  of.tenant, 1);
+                  of.tenant, 1, of.share);
       }
-      if (FindLimit(tree_, use, tree_.Find(job.queue), job.device, job.ranks, job.tenant)
+      if (FindLimit(tree_, use, tree_.Find(job.queue), job.device, job.ranks, job.tenant, job.share)
               .has_value()) {
         continue;
       }
@@ -478,7 +515,7 @@ class Day {
   }
 
   Rng rng_;
-  const bool fair_, faulty_;
+  const bool fair_, faulty_, shares_;
   sim::Queue time_;
   std::vector<std::string> leaves_;
   int total_ = 0;
@@ -525,6 +562,46 @@ TEST(ScheduledDay, WithFaults_SparesAreForJobsThatRecoverAndAvoidedWorkersTheLas
   EXPECT_GT(met.waits_for_spares, days);
   EXPECT_GT(met.last_resort, days);
   EXPECT_GT(met.avoided_left, days);
+}
+
+TEST(ScheduledDay, WithSharedDevices_NoneIsGivenTwiceAndLimitsHold) {
+  Met met;
+  const int64_t days = DaysOf(20);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/false, /*shares=*/true).Play(met), "")
+        << "seed " << seed;
+  }
+  EXPECT_GT(met.started, 80 * days);
+  EXPECT_GT(met.stopped, 8 * days);
+  EXPECT_GT(met.shared, 100 * days);
+}
+
+TEST(ScheduledDay,
+     WithSharedDevicesAndFaults_SparesAreForJobsThatRecoverAndAvoidedWorkersTheLastResort) {
+  Met met;
+  const int64_t days = DaysOf(20);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/true, /*shares=*/true).Play(met), "")
+        << "seed " << seed;
+  }
+  // What days without shares have to meet, and shares besides.
+  EXPECT_GT(met.started, 40 * days);
+  EXPECT_GT(met.shared, 100 * days);
+  EXPECT_GT(met.faults, 10 * days);
+  EXPECT_GT(met.on_spares, days);
+  EXPECT_GT(met.waits_for_spares, days);
+  EXPECT_GT(met.last_resort, days);
+  EXPECT_GT(met.avoided_left, days);
+}
+
+TEST(ScheduledDay, WithSharedDevicesAndWithoutQuota_NoGangWaitsBeyondTheBound) {
+  Met met;
+  const int64_t days = DaysOf(8);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, /*fair=*/true, /*faulty=*/false, /*shares=*/true).Play(met), "")
+        << "seed " << seed;
+  }
+  EXPECT_GT(met.shared, 100 * days);
 }
 
 TEST(ScheduledDay, WithUnequalShares_NoGangWaitsBeyondTheBound) {

@@ -116,6 +116,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "slow disk",
                            "disk lost",
                            "older daemon",
+                           "device shared",
                            "clock step",
                            "broken session",
                            "reordered",

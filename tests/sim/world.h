@@ -29,6 +29,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/store/store.h"
+#include "proto/spec/share.h"
 #include "tests/sim/queue.h"
 #include "worker/daemon/core/daemon_core.h"
 
@@ -58,6 +59,8 @@ struct Options {
   Scale scale = Scale::kSmall;
   bool large() const { return scale == Scale::kLarge; }
   bool day() const { return scale == Scale::kDay; }
+  // Jobs share devices. Then no daemon is of the version before, which does not know of that.
+  bool shares() const { return seed % 3 == 0; }
 };
 
 struct Result {
@@ -86,6 +89,7 @@ struct Process {
   v1::RankAssignment written;  // the newest one in its run directory
   std::string worker;
   std::string device;
+  int32_t share = spec::kWholeDevice;  // thousandths of it
   int64_t pid = 0;
   bool alive = true;
   bool terminating = false;  // got SIGTERM: ends at the next step boundary
@@ -346,7 +350,7 @@ class World {
   // What attempts hold, by the events.
   struct Holds {
     int queue = coordinator::QueueTree::kNone;
-    int64_t ranks = 0;
+    int64_t thousandths = 0;  // of devices
     std::string tenant;
   };
   std::map<JobEpoch, Holds> holding_;

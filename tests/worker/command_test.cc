@@ -116,6 +116,22 @@ TEST(CommandEnvironment, GivesWhatTorchrunGives) {
   }
 }
 
+TEST(CommandEnvironment, ShareOfADevice_IsTold) {
+  v1::RankAssignment assignment = Rank(3);
+  EXPECT_FALSE(AsMap(CommandEnvironment(assignment, kStart, {"MUSTER_DEVICE_SHARE=0.1"}))
+                   .contains("MUSTER_DEVICE_SHARE"));
+  assignment.mutable_spec()->mutable_resources()->set_share(0.5);
+  assignment.set_device_memory_limit_bytes(int64_t{40} << 30);
+  auto all = AsMap(CommandEnvironment(assignment, kStart, {}));
+  EXPECT_EQ(all["MUSTER_DEVICE_SHARE"], "0.5");
+  EXPECT_EQ(all["MUSTER_DEVICE_MEMORY_LIMIT"], "42949672960");
+  EXPECT_FALSE(all.contains("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"));
+  assignment.set_mps(true);
+  all = AsMap(CommandEnvironment(assignment, kStart, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=5=1M"}));
+  EXPECT_EQ(all["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], "50");
+  EXPECT_EQ(all["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], "1=40960M") << "by local rank";
+}
+
 TEST(CommandEnvironment, EveryVariableOfTorchrun_IsSetAndCannotBeGiven) {
   const auto all = AsMap(CommandEnvironment(Rank(), kStart, {}));
   for (const absl::string_view name : spec::kTorchrunVariables) {

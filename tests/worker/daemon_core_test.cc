@@ -206,7 +206,7 @@ TEST_F(DaemonCoreTest, Identity_IsKeptAndTheIncarnationGrowsWithEachStart) {
   };
   EXPECT_EQ(hello(1).incarnation(), 1u);
   EXPECT_EQ(hello(2).hello().identity(), "identity");
-  EXPECT_EQ(hello(3).hello().protocol_version(), 3u);
+  EXPECT_EQ(hello(3).hello().protocol_version(), 4u);
   EXPECT_EQ(hello(4).hello().leader_term(), 0u);
   Connect();
   for (uint64_t start = 2; start <= 4; ++start) {
@@ -455,6 +455,37 @@ TEST_F(DaemonCoreTest, Device_OfAStaleRankThatStillRuns_IsNotGivenToAnother) {
   Do(ReleaseProven{kRank0});
   ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
   EXPECT_EQ(Actions<StartRank>()[0].rank.attempt, next);
+}
+
+TEST_F(DaemonCoreTest, Device_ThatRanksShare_TakesThoseThatHaveRoomOnIt) {
+  const auto share = [](const AttemptKey& key, double part) {
+    v1::DesiredAttempt attempt = Wanted(key, v1::DESIRED_PHASE_RUNNING);
+    attempt.mutable_spec()->mutable_resources()->set_share(part);
+    return attempt;
+  };
+  const AttemptKey b{JobId("job-b"), Epoch(1)}, c{JobId("job-c"), Epoch(1)};
+  const std::vector<v1::DesiredAttempt> wanted = {share(kAttempt, 0.5), share(b, 0.5),
+                                                  share(c, 0.25)};
+  Connect();
+  Desire(wanted);
+  for (const AttemptKey& key : {kAttempt, b, c}) Do(AttemptPrepared{key, absl::OkStatus()});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty()) << "the third has no room";
+  EXPECT_EQ(core_->Observe().attempts(1).ranks(0).state(), v1::RANK_STATE_PREPARED);
+  Do(RankStarted{kRank0, 100});
+  Do(RankStarted{{b, 0}, 101});
+  Restart();  // the shares are among the records
+  Connect();
+  Desire(wanted);
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty());
+  Do(RankStarted{kRank0, 100});
+  Do(RankStarted{{b, 0}, 101});
+  Exit({b, 0}, 0, v1::CAUSE_COMPLETED);
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty()) << "its release is not proven";
+  Do(ReleaseProven{{b, 0}});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1));
+  EXPECT_EQ(Actions<StartRank>()[0].rank.attempt, c);
+  EXPECT_EQ(Actions<StartRank>()[0].assignment.threads(), 1) << "a quarter of four";
+  EXPECT_EQ(Actions<StartRank>()[0].assignment.device_memory_limit_bytes(), 0) << "no GPU";
 }
 
 TEST_F(DaemonCoreTest, Device_NotOffered_AttemptIsRefusedWithTheReason) {

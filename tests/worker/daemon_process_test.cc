@@ -395,6 +395,47 @@ TEST_F(ProcessTest, DeviceMemory_HoldsBackTheReleaseUntilItIsBack) {
   EXPECT_EQ(events_.Next<ReleaseProven>().rank, kRank);
 }
 
+TEST_F(ProcessTest, DeviceMemoryOfOthersThatShareIt_HoldsBackTheLastReleaseAlone) {
+  const std::string more = Fifo("more");
+  v1::RankAssignment assignment = Assignment();
+  assignment.set_device("cuda:1");
+  Script(absl::StrCat("read line < ", more));
+  host_->Carry(StartRank{kRank, assignment});
+  events_.Next<RankStarted>();
+  device_bytes_ = int64_t{2} << 30;  // the first rank's
+  const RankKey second = {{JobId("job-b"), Epoch(1)}, 0};
+  v1::RankAssignment beside = assignment;
+  beside.set_job_id("job-b");
+  beside.set_epoch(1);
+  beside.set_run_directory(directory_ + "/" + RunDirectoryName(second));
+  Script("exit 0");
+  host_->Carry(StartRank{second, beside});
+  events_.NextExit();
+  device_bytes_ = int64_t{4} << 30;
+  host_->Carry(VerifyRelease{second});
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, second) << "the first one's memory is in use";
+  std::ofstream(more) << "end" << std::endl;
+  events_.NextExit();
+  host_->Carry(VerifyRelease{kRank});
+  const RankKey other = {{JobId("job-c"), Epoch(1)}, 0};
+  host_->Carry(VerifyRelease{other});
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, other) << "what the second left is not back";
+  device_bytes_ = int64_t{1} << 30;
+  EXPECT_EQ(events_.Next<ReleaseProven>().rank, kRank);
+}
+
+TEST_F(ProcessTest, RankThatSharesAGpuUnderMps_IsHeldToItsShare) {
+  v1::RankAssignment assignment = Assignment();
+  assignment.set_device("cuda:1");
+  assignment.mutable_spec()->mutable_resources()->set_share(0.25);
+  assignment.set_device_memory_limit_bytes(int64_t{20} << 30);
+  assignment.set_mps(true);
+  Script("echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; exit 0");
+  host_->Carry(StartRank{kRank, assignment});
+  events_.NextExit();
+  EXPECT_EQ(Log(), "25 1=20480M\n");
+}
+
 TEST_F(ProcessTest, DeviceMemoryThatDoesNotComeBack_MakesTheDeviceUnusable) {
   device_patience_ = absl::Milliseconds(20);
   NewHost();

@@ -225,6 +225,16 @@ TEST(CheckFits, OffloadThatTheHostCannotHold_IsRefusedWithWhatItTakesAndWhatFits
   };
   EXPECT_OK(check(device.free, use.host_bytes()));
   EXPECT_OK(check(device.free, std::nullopt));
+  assignment.mutable_spec()->mutable_resources()->set_share(0.5);
+  assignment.set_device_memory_limit_bytes(NeededBytes(use, kernels::DeviceKind::kCuda) - 1);
+  const absl::Status beyond = check(device.free, std::nullopt);
+  EXPECT_EQ(beyond.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(beyond.message()),
+              ::testing::HasSubstr("of 80.00 GiB for a resources.share of 0.5"));
+  assignment.set_device_memory_limit_bytes(NeededBytes(use, kernels::DeviceKind::kCuda));
+  EXPECT_OK(check(device.free, std::nullopt));
+  assignment.mutable_spec()->mutable_resources()->clear_share();
+  assignment.clear_device_memory_limit_bytes();
   const absl::Status refused = check(device.free, use.host_bytes() - 1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(CauseOf(refused), v1::CAUSE_OUT_OF_MEMORY);

@@ -14,6 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "proto/spec/command_variables.h"
+#include "proto/spec/share.h"
+#include "worker/command/mps.h"
 #include "worker/run_directory/run_directory.h"
 
 namespace muster::worker {
@@ -22,7 +24,8 @@ namespace {
 constexpr char kDefaultPath[] = "/usr/local/bin:/usr/bin:/bin";
 
 // Of this attempt alone: a value of another one must not be inherited.
-constexpr const char* kRestoreVariables[] = {"MUSTER_RESTORE_PATH", "MUSTER_RESTORE_STEP"};
+constexpr const char* kVariablesOfAttempt[] = {"MUSTER_RESTORE_PATH", "MUSTER_RESTORE_STEP",
+                                               "MUSTER_DEVICE_SHARE", "MUSTER_DEVICE_MEMORY_LIMIT"};
 
 // The ordinals of the job's GPUs on this worker, by local rank, so that cuda:$LOCAL_RANK is the
 // rank's own. Empty on CPUs, which hides GPUs that belong to others.
@@ -74,6 +77,15 @@ std::map<std::string, std::string> VariablesOf(const v1::RankAssignment& assignm
       {"MUSTER_RUN_DIRECTORY", assignment.run_directory()},
       {"MUSTER_PROGRESS_FILE", assignment.run_directory() + kCommandProgressFile},
   };
+  if (const int32_t share = spec::ShareOf(assignment.spec()); share < spec::kWholeDevice) {
+    variables["MUSTER_DEVICE_SHARE"] =
+        absl::StrCat(static_cast<double>(share) / spec::kWholeDevice);
+  }
+  if (assignment.device_memory_limit_bytes() > 0) {
+    variables["MUSTER_DEVICE_MEMORY_LIMIT"] = absl::StrCat(assignment.device_memory_limit_bytes());
+  }
+  // The command sees the GPUs of its job alone, by local rank.
+  if (assignment.mps()) variables.merge(MpsVariables(assignment, assignment.local_rank()));
   if (assignment.spec().has_array_task()) {
     const v1::ArrayTask& task = assignment.spec().array_task();
     variables["MUSTER_ARRAY_INDEX"] = absl::StrCat(task.index());
@@ -116,7 +128,7 @@ std::vector<std::string> CommandEnvironment(const v1::RankAssignment& assignment
         absl::StrSplit(entry, absl::MaxSplits('=', 1));
     variables.insert(parts);
   }
-  for (const char* name : kRestoreVariables) variables.erase(name);
+  for (const char* name : kVariablesOfAttempt) variables.erase(name);
   // What a command prints is seen at once, and not when a buffer is full.
   variables.emplace("PYTHONUNBUFFERED", "1");
   variables.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");

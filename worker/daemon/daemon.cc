@@ -236,6 +236,7 @@ DaemonCoreConfig Daemon::Config(bool upgraded) {
     }
   }
   config.threads_per_slot = std::max(1, UsableCpus() / std::max(1, ranks_max));
+  config.mps = options_.mps;
   config.rank_ports = options_.rank_ports;
   config.stop_grace = options_.stop_grace;
   return config;

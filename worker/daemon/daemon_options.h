@@ -32,6 +32,7 @@ struct DaemonOptions {
   int slots = 1;  // CPU slots
   // Where to look for GPUs; no value: none are offered.
   std::optional<GpuOptions> gpus;
+  bool mps = false;  // DaemonCoreConfig::mps
   std::string version;
   std::string metrics_address;     // told to the coordinator: PrometheusServer::address()
   metrics::ServerTls metrics_tls;  // of that server, and of ranks

@@ -88,6 +88,10 @@ void Declare(CLI::App& app, Flags& flags) {
   app.add_option("--gpus", flags.gpus,
                  "GPUs to offer, each to one rank: all, none, or ordinals such as 0,1")
       ->capture_default_str();
+  app.add_flag(
+      "--mps", flags.daemon.mps,
+      "An MPS control daemon runs for the GPUs: it holds ranks that share one "
+      "(resources.share) to their shares of multiprocessors and memory (docs/operations.md)");
   app.add_option("--address", flags.daemon.address.address,
                  "IP address of this machine at which ranks of other workers reach those here "
                  "[default: that of the route to the coordinator]");

@@ -119,6 +119,7 @@ class Host : public ProcessHost {
     UniqueFd rank;
     pid_t rank_pid = 0;
     std::string boot_id;
+    std::string device;
     v1::HeldByRank held;
   };
 
@@ -154,7 +155,12 @@ class Host : public ProcessHost {
   // Kills the processes that hold a socket of the rank; true when there is none.
   // `user`: of the rank, where it is not the daemon's.
   bool SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user);
-  // True when the memory of the rank's device is back, or will not come back.
+  // A rank besides this one that runs on the device; null: there is none.
+  const Process* FindOther(const RankKey& key, const std::string& device) const;
+  // True when the memory of the rank's device is back, or will not come back. While ranks of other
+  // jobs share the device, it is enough that the rank's processes are gone: what is in use then
+  // says nothing of it. The last of those that share it is held to what was in use before the
+  // first.
   bool DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited);
   void AwaitPrune();
   void FindOld();
@@ -284,12 +290,18 @@ absl::Status Host::Launch(const StartRank& action) {
   if (account.has_value()) {
     shim.user = {account->uid, account->gid, account->groups, assignment.run_directory()};
   }
+  v1::HeldByRank held;
   if (options_.device_bytes) {
     if (const auto bytes = options_.device_bytes(action.assignment.device()); bytes.has_value()) {
-      v1::HeldByRank held;
       held.set_device_bytes_before(*bytes);
-      RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
     }
+  }
+  if (const Process* other = FindOther(action.rank, action.assignment.device());
+      other != nullptr && other->held.has_device_bytes_before()) {
+    held.set_device_bytes_before(other->held.device_bytes_before());
+  }
+  if (held.has_device_bytes_before()) {
+    RETURN_IF_ERROR(files->WriteUnsynced(run_directory + kHeldFile, held.SerializeAsString()));
   }
   shim.run_directory = run_directory;
   shim.working_directory = assignment.spec().working_directory();
@@ -319,6 +331,8 @@ absl::Status Host::Launch(const StartRank& action) {
   Process& process = processes_[action.rank];
   process = Process();
   process.handshake.Reset(sockets[0]);
+  process.device = action.assignment.device();
+  process.held = held;
   const UniqueFd theirs(sockets[1]);
   ASSIGN_OR_RETURN(
       UniqueFd pidfd,
@@ -405,6 +419,9 @@ void Host::Attach(const RankKey& key) {
     AwaitEnd(key);
   });
   process.held = ReadHeld(run_directory).value_or(v1::HeldByRank());
+  if (const auto assignment = ReadAssignment(run_directory); assignment.has_value()) {
+    process.device = assignment->device();
+  }
   thread_.After(kLooks[0], [this, key, rank_pid] { LookAtSockets(key, rank_pid, 0); });
   post_(RankStarted{key, rank_pid, ReadCommitRequests(run_directory)});
 }
@@ -486,10 +503,17 @@ bool Host::SocketsClosed(const v1::HeldByRank& held, std::optional<uid_t> user) 
   return user.has_value() && !held_by_user;
 }
 
+const Host::Process* Host::FindOther(const RankKey& key, const std::string& device) const {
+  for (const auto& [other, process] : processes_) {
+    if (process.device == device && !(other == key)) return &process;
+  }
+  return nullptr;
+}
+
 bool Host::DeviceBack(const RankKey& key, const v1::HeldByRank& held, absl::Duration waited) {
   if (!held.has_device_bytes_before() || !options_.device_bytes) return true;
   const std::optional<v1::RankAssignment> assignment = ReadAssignment(RunDirectory(key));
-  if (!assignment.has_value()) return true;
+  if (!assignment.has_value() || FindOther(key, assignment->device()) != nullptr) return true;
   const std::optional<int64_t> used = options_.device_bytes(assignment->device());
   if (!used.has_value() || *used <= held.device_bytes_before() + kDeviceBytesSlack) return true;
   if (waited < options_.device_patience) return false;

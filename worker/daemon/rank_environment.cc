@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "worker/command/mps.h"
 
 namespace muster::worker {
 namespace {
@@ -33,6 +36,13 @@ std::vector<std::string> RankEnvironment(const v1::RankAssignment& assignment,
       {"MUSTER_EPOCH", absl::StrCat(assignment.epoch())},
       {"MUSTER_RANK", absl::StrCat(assignment.rank())},
   };
+  // The engine sees all GPUs, and so does MPS with its numbers.
+  int device = 0;
+  absl::string_view ordinal = assignment.device();
+  if (assignment.mps() && absl::ConsumePrefix(&ordinal, "cuda:") &&
+      absl::SimpleAtoi(ordinal, &device)) {
+    for (const auto& [name, value] : MpsVariables(assignment, device)) ours[name] = value;
+  }
   if (account.has_value()) {
     ours["USER"] = ours["LOGNAME"] = account->name;
     ours["HOME"] = account->home;

@@ -16,7 +16,7 @@ namespace {
 using parallel::FailureDomain;
 using parallel::Mark;
 
-// Says how much of a GPU other processes hold, which should be none: each GPU serves one rank.
+// Says how much of a GPU other processes hold: none, unless ranks share it.
 std::string HeldByOthers(const kernels::DeviceMemory& memory) {
   const int64_t held = memory.total - memory.free - parallel::kCudaContextBytes;
   if (held < memory.total / 50) return "";
@@ -38,7 +38,9 @@ int64_t AvailableBytes(const v1::RankAssignment& assignment, kernels::DeviceKind
   if (kind == kernels::DeviceKind::kCpu) {
     return memory.total / std::max(1, assignment.local_ranks());
   }
-  return memory.free + parallel::kCudaContextBytes;
+  const int64_t free = memory.free + parallel::kCudaContextBytes;
+  const int64_t limit = assignment.device_memory_limit_bytes();
+  return limit > 0 ? std::min(free, limit) : free;
 }
 
 absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::MemoryUse& use,
@@ -53,11 +55,14 @@ absl::Status CheckFits(const v1::RankAssignment& assignment, const parallel::Mem
                                            std::max(1, assignment.local_ranks()));
   std::string message;
   if (needed > available) {
+    const bool limited =
+        kind == kernels::DeviceKind::kCuda && available == assignment.device_memory_limit_bytes();
     message = absl::StrFormat(
         "%s%s, and %s has %s%s: %s", who, BytesText(needed), device, BytesText(available),
-        kind == kernels::DeviceKind::kCpu
-            ? each
-            : absl::StrFormat(" free of %s%s", BytesText(memory.total), HeldByOthers(memory)),
+        kind == kernels::DeviceKind::kCpu ? each
+        : limited ? absl::StrFormat(" of %s for a resources.share of %g", BytesText(memory.total),
+                                    assignment.spec().resources().share())
+                  : absl::StrFormat(" free of %s%s", BytesText(memory.total), HeldByOthers(memory)),
         use.ToString());
   } else if (host_available.has_value() && use.host_bytes() > *host_available) {
     // Pinning more than the host has makes the kernel kill this process, or another one.

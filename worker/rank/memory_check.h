@@ -16,7 +16,8 @@
 namespace muster::worker {
 
 // What one rank may take of `memory`, to be compared with NeededBytes (job_plan.h). Of a GPU: what
-// is free now, plus the CUDA context, which already exists. Of a host: an equal share of the total
+// is free now, plus the CUDA context, which already exists; no more than its share of a GPU that
+// several jobs share. Of a host: an equal share of the total
 // for each of the job's ranks there, because the others take theirs at the same time.
 int64_t AvailableBytes(const v1::RankAssignment& assignment, kernels::DeviceKind kind,
                        const kernels::DeviceMemory& memory);

@@ -10,6 +10,7 @@
 #include "base/file_system.h"
 #include "base/status_macros.h"
 #include "proto/spec/names.h"
+#include "proto/spec/share.h"
 #include "proto/spec/spec.h"
 #include "worker/rank/engine_spec.h"
 #include "worker/rank/job_plan.h"
@@ -127,11 +128,16 @@ absl::Status RunPlan(const PlanArguments& arguments) {
                       {"slowdown", even->slowdown}};
   }
   if (arguments.device_memory > 0) {
-    const bool fits = plan.needed_bytes() <= arguments.device_memory;
-    object["deviceMemoryBytes"] = arguments.device_memory;
+    // What a rank may take of a device that it shares.
+    const int32_t share = spec::ShareOf(spec.resources());
+    const bool shared = plan.device == kernels::DeviceKind::kCuda && share < spec::kWholeDevice;
+    const int64_t memory =
+        shared ? arguments.device_memory / spec::kWholeDevice * share : arguments.device_memory;
+    const bool fits = plan.needed_bytes() <= memory;
+    object["deviceMemoryBytes"] = memory;
     object["fits"] = fits;
     if (!fits) {
-      const std::optional<PlannedChange> change = CheapestFit(spec, arguments.device_memory);
+      const std::optional<PlannedChange> change = CheapestFit(spec, memory);
       object["advice"] = AdviceText(change);
       object["settings"] =
           change.has_value() ? ordered_json(change->settings) : ordered_json(ordered_json::array());

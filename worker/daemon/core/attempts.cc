@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/spec/share.h"
 
 namespace muster::worker {
 namespace {
@@ -17,6 +18,10 @@ bool Trains(const v1::RankProgress& progress) {
 }
 
 }  // namespace
+
+int32_t ShareOf(const v1::StoredRank& rank) {
+  return rank.share() > 0 ? rank.share() : spec::kWholeDevice;
+}
 
 bool Started(const RankState& rank) {
   return rank.stored.state() == v1::STORED_RANK_STATE_STARTING ||
@@ -95,21 +100,26 @@ bool AttemptTable::WriteChanged(Outbox& outbox) {
   return any;
 }
 
-bool AttemptTable::DeviceBusy(const std::string& device) const {
+bool AttemptTable::DeviceBusy(const v1::StoredRank& wanted) const {
+  int64_t taken = ShareOf(wanted);
   for (const auto& [key, attempt] : attempts_) {
     for (const auto& [number, rank] : attempt.ranks) {
-      if (rank.stored.device() == device &&
+      if (rank.stored.device() == wanted.device() &&
           (Started(rank) || rank.stored.state() == v1::STORED_RANK_STATE_EXITED)) {
-        return true;
+        taken += ShareOf(rank.stored);
       }
     }
   }
-  return false;
+  return taken > spec::kWholeDevice;
 }
 
 std::vector<std::string> AttemptTable::CheckInvariants() const {
   std::vector<std::string> broken;
-  std::map<std::string, RankKey> holders;
+  struct Holder {
+    RankKey last;
+    int64_t taken = 0;
+  };
+  std::map<std::string, Holder> holders;
   for (const auto& [key, attempt] : attempts_) {
     for (const auto& [number, rank] : attempt.ranks) {
       const RankKey rank_key{key, number};
@@ -117,11 +127,13 @@ std::vector<std::string> AttemptTable::CheckInvariants() const {
       const bool holds = Started(rank) || (rank.stored.state() == v1::STORED_RANK_STATE_EXITED &&
                                            rank.stored.pid() != 0);
       if (!holds) continue;
-      const auto [holder, first] = holders.emplace(rank.stored.device(), rank_key);
-      if (!first) {
+      Holder& holder = holders[rank.stored.device()];
+      holder.taken += ShareOf(rank.stored);
+      if (holder.taken > spec::kWholeDevice) {
         broken.push_back(absl::StrCat("device ", rank.stored.device(), " is held by ",
-                                      ToString(holder->second), " and ", ToString(rank_key)));
+                                      ToString(holder.last), " and ", ToString(rank_key)));
       }
+      holder.last = rank_key;
     }
   }
   return broken;

@@ -43,6 +43,8 @@ struct AttemptState {
   bool ending() const { return stored.stale() || stored.phase() == v1::DESIRED_PHASE_STOPPED; }
 };
 
+// What the rank takes of its device, in thousandths.
+int32_t ShareOf(const v1::StoredRank& rank);
 // A process of the rank may be running.
 bool Started(const RankState& rank);
 // The rank has ended, or never ran and never will.
@@ -73,9 +75,10 @@ class AttemptTable {
   // Returns whether there was any.
   bool WriteChanged(Outbox& outbox);
 
-  // Whether a rank may still be using the device: it is free only when its release is proven.
-  bool DeviceBusy(const std::string& device) const;
-  // Devices that several ranks hold, which must never be; empty when sound.
+  // Whether ranks may still be using so much of the device that this one, which does not run, has
+  // no room on it: what a rank takes is free only when its release is proven.
+  bool DeviceBusy(const v1::StoredRank& rank) const;
+  // Devices of which ranks hold more than there is, which must never be; empty when sound.
   std::vector<std::string> CheckInvariants() const;
 
  private:

@@ -25,6 +25,7 @@ struct DaemonCoreConfig {
   std::string cache_directory;     // where ranks keep what later ranks can use
   std::string attempts_directory;  // run directories are ATTEMPTS/<job id>.e<epoch>/rank-<n>
   int32_t threads_per_slot = 1;    // for a spec that asks for 0 threads
+  bool mps = false;                // ranks that share a GPU are clients of its MPS server
   std::string rank_metrics_address = "127.0.0.1:0";  // HOST:0, each rank gets a port of its own
   v1::MetricsTls rank_metrics_tls;                   // empty: plain HTTP
   std::string rank_ports;                            // "20000-20999"; empty = any

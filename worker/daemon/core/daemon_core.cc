@@ -16,8 +16,8 @@ namespace {
 constexpr char kClusterRecord[] = "cluster";
 constexpr char kIdentityRecord[] = "identity";
 // 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands. 3:
-// knows memberships.
-constexpr uint32_t kProtocolVersion = 3;
+// knows memberships. 4: shares devices.
+constexpr uint32_t kProtocolVersion = 4;
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/spec/share.h"
 
 namespace muster::worker {
 
@@ -62,6 +63,8 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
     if (rank.stored.state() == v1::STORED_RANK_STATE_UNSPECIFIED) {
       rank.stored.set_rank(assignment.rank());
       rank.stored.set_device(assignment.device());
+      const int32_t share = spec::ShareOf(desired.has_spec() ? desired.spec() : assignment.spec());
+      if (share < spec::kWholeDevice) rank.stored.set_share(share);
       rank.stored.set_state(v1::STORED_RANK_STATE_ASSIGNED);
       rank.stored.set_membership(attempt.membership());
       attempt.prepared_asked = false;
@@ -154,7 +157,17 @@ void Reconciler::CompleteAssignment(const AttemptKey& key, v1::RankAssignment& a
   if (assignment.threads() <= 0) {
     assignment.set_threads(assignment.spec().resources().threads_per_rank());
   }
-  if (assignment.threads() <= 0) assignment.set_threads(config_.threads_per_slot);
+  const int32_t share = spec::ShareOf(assignment.spec());
+  if (assignment.threads() <= 0) {
+    const int64_t threads = int64_t{config_.threads_per_slot} * share / spec::kWholeDevice;
+    assignment.set_threads(static_cast<int32_t>(std::max<int64_t>(1, threads)));
+  }
+  if (share == spec::kWholeDevice) return;
+  for (const v1::Device& device : config_.hello.devices()) {
+    if (device.name() != assignment.device() || device.kind() != v1::DEVICE_KIND_CUDA) continue;
+    assignment.set_device_memory_limit_bytes(device.memory_bytes() / spec::kWholeDevice * share);
+    assignment.set_mps(config_.mps);
+  }
 }
 
 // ---- convergence --------------------------------------------------------------------------------
@@ -191,7 +204,7 @@ void Reconciler::ConvergeAttempt(const AttemptKey& key, AttemptState& attempt) {
     }
     if (attempt.stored.phase() == v1::DESIRED_PHASE_RUNNING && described &&
         rank.stored.state() == v1::STORED_RANK_STATE_PREPARED &&
-        !attempts_.DeviceBusy(rank.stored.device())) {
+        !attempts_.DeviceBusy(rank.stored)) {
       rank.stored.set_state(v1::STORED_RANK_STATE_STARTING);
       rank.stored.set_membership(attempt.membership());
       rank.stored.set_boot_id(config_.hello.boot_id());
