@@ -12,7 +12,7 @@ constexpr size_t kPathBytesMax = 4096;
 
 }  // namespace
 
-bool Checker::InRange(const std::string& path, int64_t value, int64_t low, int64_t high) {
+bool Checker::InRange(absl::string_view path, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return true;
   if (high == std::numeric_limits<int64_t>::max() || high == std::numeric_limits<int32_t>::max()) {
     Add(path, value == 0 ? "required; " : absl::StrCat(value, " is too small; "), "at least ", low);
@@ -23,31 +23,31 @@ bool Checker::InRange(const std::string& path, int64_t value, int64_t low, int64
   return false;
 }
 
-bool Checker::NotNegative(const std::string& path, int64_t value) {
+bool Checker::NotNegative(absl::string_view path, int64_t value) {
   if (value >= 0) return true;
   Add(path, value, " is negative");
   return false;
 }
 
-bool Checker::Finite(const std::string& path, double value) {
+bool Checker::Finite(absl::string_view path, double value) {
   if (std::isfinite(value)) return true;
   Add(path, value, " is not a finite number");
   return false;
 }
-bool Checker::NotNegative(const std::string& path, double value) {
+bool Checker::NotNegative(absl::string_view path, double value) {
   if (!Finite(path, value)) return false;
   if (value >= 0) return true;
   Add(path, value, " is negative");
   return false;
 }
-bool Checker::Positive(const std::string& path, double value) {
+bool Checker::Positive(absl::string_view path, double value) {
   if (!Finite(path, value)) return false;
   if (value > 0) return true;
   Add(path, value, " is not larger than 0");
   return false;
 }
 
-bool Checker::Path(const std::string& path, const std::string& value, const v1::JobSpec& spec) {
+bool Checker::Path(absl::string_view path, const std::string& value, const v1::JobSpec& spec) {
   if (value.empty()) {
     Add(path, "required");
     return false;
@@ -58,7 +58,7 @@ bool Checker::Path(const std::string& path, const std::string& value, const v1::
   return false;
 }
 
-bool Checker::PathText(const std::string& path, const std::string& value) {
+bool Checker::PathText(absl::string_view path, const std::string& value) {
   if (value.size() > kPathBytesMax) {
     Add(path, Quoted(value), " is longer than ", kPathBytesMax, " bytes");
     return false;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "muster/v1/spec.pb.h"
 #include "proto/spec/spec.h"
 
@@ -19,21 +20,21 @@ namespace muster::spec {
 class Checker {
  public:
   template <typename... Parts>
-  void Add(std::string path, const Parts&... parts) {
-    problems_.push_back({std::move(path), absl::StrCat(parts...)});
+  void Add(absl::string_view path, const Parts&... parts) {
+    problems_.push_back({std::string(path), absl::StrCat(parts...)});
   }
 
   // A whole number in [low, high]; 0 below `low` is reported as a missing field.
-  bool InRange(const std::string& path, int64_t value, int64_t low,
+  bool InRange(absl::string_view path, int64_t value, int64_t low,
                int64_t high = std::numeric_limits<int64_t>::max());
-  bool NotNegative(const std::string& path, int64_t value);
-  bool NotNegative(const std::string& path, double value);
-  bool Positive(const std::string& path, double value);
-  bool Finite(const std::string& path, double value);
+  bool NotNegative(absl::string_view path, int64_t value);
+  bool NotNegative(absl::string_view path, double value);
+  bool Positive(absl::string_view path, double value);
+  bool Finite(absl::string_view path, double value);
   // Text that can be a path: not too long, no control characters.
-  bool PathText(const std::string& path, const std::string& value);
+  bool PathText(absl::string_view path, const std::string& value);
   // A required path; a relative one needs the spec's working_directory.
-  bool Path(const std::string& path, const std::string& value, const v1::JobSpec& spec);
+  bool Path(absl::string_view path, const std::string& value, const v1::JobSpec& spec);
 
   std::vector<Problem>& problems() { return problems_; }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 namespace muster::spec {
 namespace {
 
+using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
@@ -51,36 +53,78 @@ bool IsName(const std::string& name) {
   return true;
 }
 
+// What CheckKnown looks at in messages of one type: fields that are enums, and those with messages,
+// whose shape they have. Every submission is walked, and most fields are neither.
+struct Shape {
+  struct Field {
+    const FieldDescriptor* field;
+    const Shape* shape;  // null: an enum
+  };
+  std::vector<Field> fields;
+};
+using Shapes = std::map<const Descriptor*, Shape>;
+
+const Shape& AddShape(const Descriptor& type, Shapes& shapes) {
+  const auto [known, added] = shapes.try_emplace(&type);
+  Shape& shape = known->second;
+  for (int i = 0; added && i < type.field_count(); ++i) {
+    const FieldDescriptor* field = type.field(i);
+    if (field->is_map()) continue;
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      shape.fields.push_back({field, &AddShape(*field->message_type(), shapes)});
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM && !field->is_repeated()) {
+      shape.fields.push_back({field, nullptr});
+    }
+  }
+  return shape;
+}
+
+const Shape& ShapeOfSpecs() {
+  static Shapes& shapes = *new Shapes;
+  static const Shape& shape = AddShape(*v1::JobSpec::descriptor(), shapes);
+  return shape;
+}
+
+// Where a message is in a spec. Its text is made only where something is wrong.
+struct Place {
+  const Place* parent;  // null: the spec
+  const FieldDescriptor* field;
+  int index;  // in a repeated field, else -1
+
+  std::string Text() const {
+    std::string text = parent == nullptr ? "" : absl::StrCat(parent->Text(), ".");
+    absl::StrAppend(&text, field->name());
+    if (index >= 0) absl::StrAppend(&text, "[", index, "]");
+    return text;
+  }
+};
+
 // Refuses enum numbers and fields that this version does not know. They come from a newer client,
-// which asks for something that this version would not do.
-void CheckKnown(const Message& message, const std::string& path, Checker& check) {
+// which asks for something that this version would not do. `place` of the message; null: the spec.
+void CheckKnown(const Message& message, const Shape& shape, const Place* place, Checker& check) {
   const auto& reflection = *message.GetReflection();
-  const std::string prefix = path.empty() ? "" : path + ".";
   if (!reflection.GetUnknownFields(message).empty()) {
-    check.Add(path.empty() ? "spec" : path, "has a field with number ",
+    check.Add(place == nullptr ? "spec" : place->Text(), "has a field with number ",
               reflection.GetUnknownFields(message).field(0).number(),
               ", which this version does not know; the client is newer than the coordinator");
   }
-  std::vector<const FieldDescriptor*> fields;
-  reflection.ListFields(message, &fields);
-  for (const FieldDescriptor* field : fields) {
-    if (field->is_map()) continue;
-    const std::string field_path = prefix + field->name();
-    if (field->cpp_type() == FieldDescriptor::CPPTYPE_ENUM && !field->is_repeated()) {
+  for (const auto& [field, below] : shape.fields) {
+    if (below == nullptr) {
       const int number = reflection.GetEnumValue(message, field);
-      if (field->enum_type()->FindValueByNumber(number) == nullptr) {
-        check.Add(field_path, "unknown value ", number, "; expected ",
+      if (number != 0 && field->enum_type()->FindValueByNumber(number) == nullptr) {
+        check.Add(Place{place, field, -1}.Text(), "unknown value ", number, "; expected ",
                   absl::StrJoin(EnumNames(*field->enum_type()), ", "));
       }
-    }
-    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
-    if (!field->is_repeated()) {
-      CheckKnown(reflection.GetMessage(message, field), field_path, check);
-      continue;
-    }
-    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-      CheckKnown(reflection.GetRepeatedMessage(message, field, i),
-                 absl::StrCat(field_path, "[", i, "]"), check);
+    } else if (!field->is_repeated()) {
+      const Place at = {place, field, -1};
+      if (reflection.HasField(message, field)) {
+        CheckKnown(reflection.GetMessage(message, field), *below, &at, check);
+      }
+    } else {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        const Place at = {place, field, i};
+        CheckKnown(reflection.GetRepeatedMessage(message, field, i), *below, &at, check);
+      }
     }
   }
 }
@@ -296,7 +340,7 @@ void CheckCheckpoint(const v1::JobSpec& spec, Checker& check) {
 }
 
 // True, with the duration in `duration`, when it is one from 0 to 24 hours.
-bool CheckDuration(const std::string& path, const google::protobuf::Duration& proto,
+bool CheckDuration(absl::string_view path, const google::protobuf::Duration& proto,
                    absl::Duration* duration, Checker& check) {
   *duration = FromProto(proto);
   if (IsWellFormed(proto) && *duration >= absl::ZeroDuration() && *duration <= absl::Hours(24)) {
@@ -373,7 +417,7 @@ parallel::ModelSize SizeOf(const v1::ModelSpec& model) {
 
 std::vector<Problem> FindProblems(const v1::JobSpec& spec) {
   Checker check;
-  CheckKnown(spec, "", check);
+  CheckKnown(spec, ShapeOfSpecs(), nullptr, check);
   CheckHead(spec, check);
   if (spec.has_engine() && spec.command_size() > 0) {
     check.Add("command", "only one of 'engine' and 'command' may be given");

@@ -35,7 +35,7 @@ void CheckForeignFields(const v1::ModelSpec& model, const SpecFamily& own, Check
   const google::protobuf::Descriptor& fields = *model.GetDescriptor();
   for (int i = 0; i < fields.field_count(); ++i) {
     const google::protobuf::FieldDescriptor& field = *fields.field(i);
-    if (own.fields.contains(field.name()) || !model.GetReflection()->HasField(model, &field)) {
+    if (!model.GetReflection()->HasField(model, &field) || own.fields.contains(field.name())) {
       continue;
     }
     std::vector<std::string> names;
@@ -149,11 +149,12 @@ void CheckParallel(const v1::JobSpec& spec, Checker& check) {
   if (!check.InRange("engine.parallel.data", parallel.data(), 1)) return;
   // Of an elastic job the layout of its largest size. Where it has none and other numbers of ranks
   // would do, CheckResources says so; else one replica shows what is wrong.
-  const std::vector<int32_t> sizes = SizesOf(spec);
-  const bool none = IsElastic(spec) && sizes.empty();
-  const v1::JobSpec largest =
-      none ? OneReplica(spec)
-           : AtSize(spec, sizes.empty() ? spec.resources().ranks() : sizes.back());
+  v1::JobSpec resized;
+  if (IsElastic(spec)) {
+    const std::vector<int32_t> sizes = SizesOf(spec);
+    resized = sizes.empty() ? OneReplica(spec) : AtSize(spec, sizes.back());
+  }
+  const v1::JobSpec& largest = IsElastic(spec) ? resized : spec;
   for (parallel::LayoutProblem& problem :
        parallel::FindProblems(LayoutOf(largest), SizeOf(spec.engine().model()),
                               {.ranks = largest.resources().ranks()})) {
