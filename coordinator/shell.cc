@@ -127,16 +127,18 @@ absl::Time Shell::Now() const {
 void Shell::Submit(v1::JobSpec spec, std::string request_id, Caller caller, Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
-                                         std::move(caller)}] { Handle(event); });
+  loop_->Post(
+      [this, event = SubmitEvent{call->id, std::move(spec), std::move(request_id),
+                                 std::move(caller)}]() mutable { Handle(std::move(event)); });
 }
 
 void Shell::SubmitArray(std::vector<v1::JobSpec> tasks, std::string request_id, Caller caller,
                         Done<JobReply> done) {
   const auto call = calls_.Add<JobReply>(std::move(done));
   if (!call.has_value()) return;
-  loop_->Post([this, event = SubmitArrayEvent{call->id, std::move(tasks), std::move(request_id),
-                                              std::move(caller)}] { Handle(event); });
+  loop_->Post(
+      [this, event = SubmitArrayEvent{call->id, std::move(tasks), std::move(request_id),
+                                      std::move(caller)}]() mutable { Handle(std::move(event)); });
 }
 
 void Shell::ChangeArray(std::string array, std::optional<ChangeJobEvent::Change> change,
@@ -314,12 +316,12 @@ void Shell::CloseSession(SessionId session) {
 
 // ---- on the loop --------------------------------------------------------------------------------
 
-void Shell::Handle(const CoreEvent& event) {
+void Shell::Handle(CoreEvent event) {
   {
     MutexLock lock(&mutex_);
     if (!failure_.ok()) return;
   }
-  Enqueue({.output = core_->Handle(event, Now())});
+  Enqueue({.output = core_->Handle(std::move(event), Now())});
 }
 
 void Shell::Enqueue(PendingOutput pending) {

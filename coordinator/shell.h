@@ -150,7 +150,7 @@ class Shell {
   absl::Time Now() const;
 
   // ---- on the loop
-  void Handle(const CoreEvent& event);
+  void Handle(CoreEvent event);
   void Enqueue(PendingOutput pending);
   void ArmTimer(absl::Time at);
   void OnTimer(uint64_t generation);

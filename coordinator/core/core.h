@@ -244,7 +244,7 @@ class Core {
                                                        Rng rng, absl::Time now, CoreOutput* output);
   virtual ~Core() = default;
 
-  virtual CoreOutput Handle(const CoreEvent& event, absl::Time now) = 0;
+  virtual CoreOutput Handle(CoreEvent event, absl::Time now) = 0;
 
   // ---- reads, for replies and metrics; state includes changes whose batch is still being synced,
   // so the shell answers reads from a copy taken after the sync (see shell.h).

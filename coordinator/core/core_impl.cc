@@ -172,13 +172,13 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   return turn.Finish();
 }
 
-CoreOutput CoreImpl::Handle(const CoreEvent& event, absl::Time now) {
+CoreOutput CoreImpl::Handle(CoreEvent event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
   accounts_.Advance(now);
   ForgivePause(turn);
   reachability_.Observe(workers_, now);
   std::visit(
-      [&](const auto& e) {
+      [&](auto& e) {
         On(e, turn);
         if constexpr (requires { e.caller; }) audit_.Append(e.caller, e.call, turn);
       },

@@ -69,7 +69,7 @@ class CoreImpl : public Core {
   absl::Status Load(Store& store, absl::Time now);
   CoreOutput BeginTerm(absl::Time now);
 
-  CoreOutput Handle(const CoreEvent& event, absl::Time now) override;
+  CoreOutput Handle(CoreEvent event, absl::Time now) override;
   uint64_t leader_term() const override { return leader_term_; }
   const std::string& cluster_id() const override { return cluster_id_; }
   absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override;
@@ -113,16 +113,17 @@ class CoreImpl : public Core {
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
 
   // ---- core_jobs.cc
-  void On(const SubmitEvent& event, Turn& turn);
+  // Takes the spec out of the event.
+  void On(SubmitEvent& event, Turn& turn);
   void On(const CancelEvent& event, Turn& turn);
   static absl::Status CheckRequestId(const std::string& request_id);
-  absl::Status Submit(const SubmitEvent& event, ReplyAction& reply, Turn& turn);
+  absl::Status Submit(SubmitEvent& event, ReplyAction& reply, Turn& turn);
   // A job that can be accepted.
   struct Submission {
     v1::JobSpec spec;  // its deadline is a time
     std::vector<v1::Dependency> after;
   };
-  absl::StatusOr<Submission> CheckSubmission(const v1::JobSpec& spec, absl::Time now) const;
+  absl::StatusOr<Submission> CheckSubmission(v1::JobSpec spec, absl::Time now) const;
   JobEntry& Accept(Submission submission, const std::string& request_id, const Caller& caller,
                    Turn& turn);
   void CancelJob(JobEntry& job, Turn& turn);

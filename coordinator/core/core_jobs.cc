@@ -41,14 +41,14 @@ absl::Status CoreImpl::CheckRequestId(const std::string& request_id) {
       absl::StrCat("request_id: ", request_id.size(), " bytes; at most ", kRequestIdBytesMax));
 }
 
-void CoreImpl::On(const SubmitEvent& event, Turn& turn) {
+void CoreImpl::On(SubmitEvent& event, Turn& turn) {
   ReplyAction reply;
   reply.call = event.call;
   reply.status = Submit(event, reply, turn);
   turn.Act(std::move(reply));
 }
 
-absl::Status CoreImpl::Submit(const SubmitEvent& event, ReplyAction& reply, Turn& turn) {
+absl::Status CoreImpl::Submit(SubmitEvent& event, ReplyAction& reply, Turn& turn) {
   RETURN_IF_ERROR(CheckRequestId(event.request_id));
   if (JobEntry* first = event.request_id.empty() ? nullptr : jobs_.FindRequest(event.request_id)) {
     if (first->fixed.owner() != event.caller.principal.Owner()) {
@@ -65,14 +65,14 @@ absl::Status CoreImpl::Submit(const SubmitEvent& event, ReplyAction& reply, Turn
         absl::StrCat("the cluster has as many unfinished jobs as it can hold, ", kLiveJobsMax,
                      "; wait for one to end or cancel one"));
   }
-  ASSIGN_OR_RETURN(Submission submission, CheckSubmission(event.spec, turn.now()));
+  ASSIGN_OR_RETURN(Submission submission, CheckSubmission(std::move(event.spec), turn.now()));
   JobEntry& entry = Accept(std::move(submission), event.request_id, event.caller, turn);
   while (turn.TakeReschedule()) Schedule(turn);  // before the reply, which says why the job waits
   reply.job = entry.View();
   return absl::OkStatus();
 }
 
-absl::StatusOr<CoreImpl::Submission> CoreImpl::CheckSubmission(const v1::JobSpec& spec,
+absl::StatusOr<CoreImpl::Submission> CoreImpl::CheckSubmission(v1::JobSpec spec,
                                                                absl::Time now) const {
   RETURN_IF_ERROR(CheckArrayName(spec.name()));
   // An elastic job has to fit with its smallest size.
@@ -82,10 +82,10 @@ absl::StatusOr<CoreImpl::Submission> CoreImpl::CheckSubmission(const v1::JobSpec
   }
   RETURN_IF_ERROR(scheduling_.tree().CheckJob(spec.queue(), spec.resources().device(),
                                               sizes.front(), spec::ShareOf(spec)));
+  RETURN_IF_ERROR(spec::FixDeadline(spec, now));
   Submission submission;
-  submission.spec = spec;
-  RETURN_IF_ERROR(spec::FixDeadline(submission.spec, now));
   ASSIGN_OR_RETURN(submission.after, DependenciesOf(spec, jobs_));
+  submission.spec = std::move(spec);
   return submission;
 }
 

@@ -15,6 +15,7 @@
 #include "coordinator/rpc/collectives_call.h"
 #include "coordinator/rpc/gate.h"
 #include "coordinator/rpc/label_selector.h"
+#include "coordinator/rpc/owned_messages.h"
 #include "coordinator/rpc/requests.h"
 #include "coordinator/rpc/status.h"
 #include "coordinator/rpc/streams.h"
@@ -31,13 +32,15 @@ namespace {
 class JobService : public v1::JobService::CallbackService {
  public:
   JobService(Shell& shell, Gate& gate, std::string version)
-      : shell_(shell), gate_(gate), version_(std::move(version)) {}
+      : shell_(shell), gate_(gate), version_(std::move(version)) {
+    SetMessageAllocatorFor_Submit(&submissions_);
+  }
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const v1::SubmitRequest* request,
                                    v1::SubmitResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    v1::JobSpec spec = request->spec();
+    v1::JobSpec spec = std::move(*Submissions::RequestOf(*context).mutable_spec());
     spec::ApplyDefaults(spec);
     const absl::StatusOr<Admitted> caller =
         gate_.Admit(*context, "JobService.Submit", spec.name(), spec.queue());
@@ -614,9 +617,12 @@ class JobService : public v1::JobService::CallbackService {
     return reactor;
   }
 
+  using Submissions = OwnedMessages<v1::SubmitRequest, v1::SubmitResponse>;
+
   Shell& shell_;
   Gate& gate_;
   const std::string version_;
+  Submissions submissions_;
 };
 
 }  // namespace

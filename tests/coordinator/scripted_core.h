@@ -17,7 +17,7 @@ namespace muster::coordinator {
 
 class ScriptedCore : public Core {
  public:
-  CoreOutput Handle(const CoreEvent& event, absl::Time) override {
+  CoreOutput Handle(CoreEvent event, absl::Time) override {
     CoreOutput output;
     if (const auto* submit = std::get_if<SubmitEvent>(&event)) {
       v1::Job job;

@@ -147,9 +147,9 @@ void World::ResumeCoordinator() {
   const uint64_t generation = coordinator_generation_;
   if (due) core_timer_ = absl::InfiniteFuture();
   if (due && timer_first) Feed(coordinator::TimerFired{});
-  const std::deque<CoreEvent> arrived = std::exchange(arrived_, {});
-  for (const CoreEvent& event : arrived) {
-    if (generation == coordinator_generation_) Feed(event);
+  std::deque<CoreEvent> arrived = std::exchange(arrived_, {});
+  for (CoreEvent& event : arrived) {
+    if (generation == coordinator_generation_) Feed(std::move(event));
   }
   if (due && !timer_first && generation == coordinator_generation_) {
     Feed(coordinator::TimerFired{});
@@ -162,7 +162,7 @@ void World::Feed(CoreEvent event) {
     arrived_.push_back(std::move(event));
     return;
   }
-  CarryOut(core_->Handle(event, CoreNow()));
+  CarryOut(core_->Handle(std::move(event), CoreNow()));
 }
 
 // Like the shell's writer thread: outputs queue up while a sync runs. The next sync takes them all,
