@@ -72,13 +72,13 @@ void Writer::Run() {
   }
 }
 
-absl::Status Writer::WriteGroup(const std::vector<PendingOutput>& group) {
+absl::Status Writer::WriteGroup(std::vector<PendingOutput>& group) {
   std::vector<Batch> batches;
   size_t bytes = 0;
-  for (const PendingOutput& pending : group) {
+  for (PendingOutput& pending : group) {
     if (pending.output.batch.empty()) continue;
     bytes += BytesOf(pending.output.batch);
-    batches.push_back(pending.output.batch);
+    batches.push_back(std::move(pending.output.batch));
   }
   if (batches.empty()) return absl::OkStatus();
   const absl::Duration start = parts_.clock.Monotonic();

@@ -52,7 +52,8 @@ class Writer {
 
  private:
   void Run();
-  absl::Status WriteGroup(const std::vector<PendingOutput>& group);
+  // Takes the batches out of the outputs.
+  absl::Status WriteGroup(std::vector<PendingOutput>& group);
   void Fail(const absl::Status& status);
 
   const Parts parts_;

@@ -1,5 +1,7 @@
 #include "coordinator/core/schema.h"
 
+#include <limits>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -72,13 +74,14 @@ absl::StatusOr<KeyValueKey> DecodeKeyValueKey(absl::string_view bytes) {
 }
 
 std::string Serialize(const google::protobuf::MessageLite& message) {
-  std::string out;
-  {
-    google::protobuf::io::StringOutputStream stream(&out);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);
-    CHECK(message.SerializeToCodedStream(&coded)) << message.GetTypeName();
-  }
+  std::string out(message.ByteSizeLong(), '\0');
+  CHECK_LE(out.size(), static_cast<size_t>(std::numeric_limits<int>::max()))
+      << message.GetTypeName();
+  google::protobuf::io::ArrayOutputStream stream(out.data(), static_cast<int>(out.size()));
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  message.SerializeWithCachedSizes(&coded);
+  CHECK(!coded.HadError()) << message.GetTypeName();
   return out;
 }
 

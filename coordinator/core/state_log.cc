@@ -1,6 +1,8 @@
 #include "coordinator/core/state_log.h"
 
+#include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -69,10 +71,17 @@ bool IsLogged(Table table) {
 
 void StateLog::Append(absl::Time now, const std::string& actor, uint64_t last_event, Batch& batch,
                       v1::LogEntry with) {
-  std::map<std::pair<Table, std::string>, const Batch::Change*> changes;
-  for (const Batch::Change& change : batch.changes) {
-    if (IsLogged(change.table)) changes[{change.table, change.key}] = &change;
+  std::vector<Batch::Change*> changes;
+  for (Batch::Change& change : batch.changes) {
+    if (IsLogged(change.table)) changes.push_back(&change);
   }
+  const auto row = [](const Batch::Change* change) { return std::tie(change->table, change->key); };
+  std::stable_sort(changes.begin(), changes.end(),
+                   [&row](const auto* a, const auto* b) { return row(a) < row(b); });
+  // Of equal rows the last is the first from behind.
+  const auto kept = std::unique(changes.rbegin(), changes.rend(),
+                                [&row](const auto* a, const auto* b) { return row(a) == row(b); });
+  changes.erase(changes.begin(), kept.base());
   v1::LogEntry entry = std::move(with);
   if (changes.empty() && entry.ByteSizeLong() == 0) return;
   entry.set_index(++last_);
@@ -80,13 +89,19 @@ void StateLog::Append(absl::Time now, const std::string& actor, uint64_t last_ev
   *entry.mutable_time() = ToProto(now);
   entry.set_actor(actor);
   entry.set_last_event(last_event);
-  for (const auto& [row, change] : changes) {
+  // The entry borrows the values while it is written: they are most of what a turn writes.
+  for (Batch::Change* change : changes) {
     v1::RowChange& changed = *entry.add_changes();
-    changed.set_table(Name(row.first));
-    changed.set_key(row.second);
-    if (change->value.has_value()) changed.set_value(*change->value);
+    changed.set_table(Name(change->table));
+    changed.set_key(change->key);
+    if (change->value.has_value()) changed.mutable_value()->swap(*change->value);
   }
-  batch.Put(Table::kLog, schema::EncodeU64(last_), schema::Serialize(entry));
+  std::string written = schema::Serialize(entry);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    v1::RowChange& changed = *entry.mutable_changes(static_cast<int>(i));
+    if (changed.has_value()) changed.mutable_value()->swap(*changes[i]->value);
+  }
+  batch.Put(Table::kLog, schema::EncodeU64(last_), std::move(written));
   if (last_ > kLogEntriesMax) {
     batch.Delete(Table::kLog, schema::EncodeU64(last_ - kLogEntriesMax));
   }

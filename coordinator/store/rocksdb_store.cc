@@ -11,11 +11,13 @@
 #include <atomic>
 #include <cstdarg>
 #include <filesystem>
+#include <map>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "coordinator/store/store.h"
 
@@ -23,6 +25,7 @@ namespace muster::coordinator {
 namespace {
 
 constexpr size_t kTables = static_cast<size_t>(Table::kTableCount);
+constexpr size_t kGroupBytesKept = 4 << 20;
 
 absl::Status FromRocksDb(const rocksdb::Status& status, const std::string& directory) {
   if (status.ok()) return absl::OkStatus();
@@ -54,18 +57,25 @@ class RocksDbStore : public Store {
       return absl::UnavailableError(
           absl::StrCat("store ", directory_, ": an earlier write failed; restart the coordinator"));
     }
-    rocksdb::WriteBatch group;
+    group_.Clear();
+    // Every turn has the numbers of the newest rows; of a group they are written once.
+    std::map<absl::string_view, const Batch::Change*> numbers;
     for (const Batch& batch : batches) {
       for (const Batch::Change& change : batch.changes) {
-        const rocksdb::Status added =
-            change.value.has_value() ? group.Put(HandleOf(change.table), change.key, *change.value)
-                                     : group.Delete(HandleOf(change.table), change.key);
-        if (!added.ok()) return Break(added);
+        if (change.table == Table::kMeta) {
+          numbers[change.key] = &change;
+        } else if (const rocksdb::Status added = AddToGroup(change); !added.ok()) {
+          return Break(added);
+        }
       }
+    }
+    for (const auto& [key, change] : numbers) {
+      if (const rocksdb::Status added = AddToGroup(*change); !added.ok()) return Break(added);
     }
     rocksdb::WriteOptions options;
     options.sync = true;
-    const rocksdb::Status written = db_->Write(options, &group);
+    const rocksdb::Status written = db_->Write(options, &group_);
+    if (group_.GetDataSize() > kGroupBytesKept) group_ = rocksdb::WriteBatch();
     return written.ok() ? absl::OkStatus() : Break(written);
   }
 
@@ -139,6 +149,11 @@ class RocksDbStore : public Store {
     return tables_[static_cast<size_t>(table)];
   }
 
+  rocksdb::Status AddToGroup(const Batch::Change& change) {
+    return change.value.has_value() ? group_.Put(HandleOf(change.table), change.key, *change.value)
+                                    : group_.Delete(HandleOf(change.table), change.key);
+  }
+
   absl::Status Break(const rocksdb::Status& status) {
     broken_ = true;
     return absl::UnavailableError(
@@ -152,6 +167,9 @@ class RocksDbStore : public Store {
   // RocksDB can resume after some errors, but nobody knows whether the failed write is durable: the
   // process has to end and recover.
   std::atomic<bool> broken_ = false;
+  // What Write() is writing. Kept between its calls, since a buffer of this size would be taken
+  // from the kernel and given back each time.
+  rocksdb::WriteBatch group_;
 };
 
 // Turns RocksDB's own log off: on a full disk its file logger fails an assertion and ends the
