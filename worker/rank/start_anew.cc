@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace muster::worker {
 namespace {
@@ -34,7 +36,24 @@ class Strings {
   std::vector<char*> pointers_;
 };
 
+// Whose names are used to open them once, while communicators are made: NCCL's, and those of
+// parallel/comm/peer_counters.cc.
+bool IsOfCommunicator(absl::string_view path) {
+  return absl::StartsWith(path, "/dev/shm/nccl-") || absl::StartsWith(path, "/dev/shm/muster-");
+}
+
 }  // namespace
+
+void UnlinkSharedMemory() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t begin = line.find('/');
+    if (begin == std::string::npos) continue;
+    const std::string path = line.substr(begin);
+    // What has no name any more is shown as "PATH (deleted)", which no file is called.
+    if (IsOfCommunicator(path)) ::unlink(path.c_str());
+  }
+}
 
 absl::Status StartAnew() {
   Strings arguments("/proc/self/cmdline");
@@ -43,6 +62,7 @@ absl::Status StartAnew() {
   if (arguments.get()[0] == nullptr) {
     return absl::InternalError("cannot start anew: /proc/self/cmdline cannot be read");
   }
+  UnlinkSharedMemory();
   // Libraries open descriptors without it.
   (void)::syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   ::execve(arguments.get()[0], arguments.get(), environment.get());
