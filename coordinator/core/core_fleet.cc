@@ -83,16 +83,20 @@ absl::Status CoreImpl::Carry(const v1::DrainRequest& request, const FleetEvent& 
                                                    absl::FormatDuration(kDrainTimeoutMax)));
   }
   const Maintenance::Order order{event.caller.actor, request.reason()};
+  std::vector<WorkerEntry*> drained;
   for (const std::string& name : request.workers()) {
     WorkerEntry& worker = *workers_.Find(WorkerId(name));
-    if (maintenance_.Drain(worker, timeout, order, workers_, turn)) CheckDrain(worker, turn);
+    if (maintenance_.Drain(worker, timeout, order, workers_, turn)) drained.push_back(&worker);
   }
+  // None of them takes what another one loses.
+  for (WorkerEntry* worker : drained) CheckDrain(*worker, turn);
   return absl::OkStatus();
 }
 
 void CoreImpl::CheckDrain(WorkerEntry& worker, Turn& turn) {
   for (const Maintenance::Move& move : maintenance_.Check(worker, jobs_, deadlines_, turn)) {
-    Stop(*jobs_.Find(move.job), {v1::CAUSE_MAINTENANCE, move.why}, turn);
+    ReplaceOrStop(*jobs_.Find(move.job), worker.row.name(), {v1::CAUSE_MAINTENANCE, move.why},
+                  Departure::kToBeProven, turn);
   }
 }
 

@@ -307,7 +307,8 @@ class CoreImpl : public Core {
   absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
   absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);
-  // Stops the attempts that Maintenance::Check() names.
+  // Takes the worker's ranks from the attempts that Maintenance::Check() names: replaces them
+  // before the attempt trains, where that is possible, and else stops it.
   void CheckDrain(WorkerEntry& worker, Turn& turn);
   // Looks again at what jobs may take.
   void ReservationsChanged(Turn& turn);

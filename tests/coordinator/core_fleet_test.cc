@@ -156,7 +156,7 @@ TEST_F(MaintenanceTest, DrainTimeout_OutlivesARestartOfTheCoordinator) {
   EXPECT_EQ(Job().attempt_state(), v1::ATTEMPT_STATE_STOPPING);
 }
 
-TEST_F(MaintenanceTest, DrainBeforeTraining_StopsTheAttemptAtOnce) {
+TEST_F(MaintenanceTest, DrainOfTheOnlyWorkerBeforeTraining_StopsTheAttemptAtOnce) {
   Hello();
   Submit();
   Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));

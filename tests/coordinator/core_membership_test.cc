@@ -208,6 +208,51 @@ TEST_F(MembershipTest, WorkerThatLeftAndHoldsNothing_HasProvenTheRelease) {
   EXPECT_EQ(FreeSlotsOf("b"), 1);
 }
 
+// What a rank on it holds is proven free first, and nothing is noted against the worker.
+TEST_F(MembershipTest,
+       WorkerThatIsDrainedBeforeTheGangTrains_IsReplacedAndDrainedOnceItsReleaseIsProven) {
+  StartBoth();
+  v1::DrainRequest drain;
+  drain.add_workers("b");
+  Do(FleetEvent{CallId(9), drain, {}});
+  const v1::Job job = Job();
+  EXPECT_EQ(WorkersOfRanks(), "a c");
+  EXPECT_EQ(job.epoch(), 1u);
+  EXPECT_EQ(job.membership(), 2u);
+  ASSERT_THAT(job.replacements(), SizeIs(1));
+  EXPECT_EQ(job.replacements(0).cause(), v1::CAUSE_MAINTENANCE);
+  EXPECT_THAT(job.causes(), IsEmpty()) << "no attempt has ended";
+  EXPECT_EQ(Told("b").phase(), v1::DESIRED_PHASE_STOPPED);
+  const auto row = [this] { return core_->ListWorkers()[1]; };
+  EXPECT_FALSE(row().cordon().drained());
+  Do(TimerFired{});
+  EXPECT_EQ(Job().membership(), 2u) << "what leaves already is not replaced again";
+  Report("b", 1, v1::RANK_STATE_RELEASED, 1);
+  EXPECT_TRUE(row().cordon().drained());
+  EXPECT_THAT(row().reputation().faults(), IsEmpty());
+  Report("c", 1, v1::RANK_STATE_PREPARED, 2);
+  Report("a", 0, v1::RANK_STATE_PREPARED, 2);
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_STARTING);
+}
+
+// Two hosts of a gang that are drained by one request are not each other's replacement.
+TEST_F(MembershipTest, WorkersThatAreDrainedTogether_TakeNoneOfEachOthersRanks) {
+  Connect("d");
+  v1::DrainRequest drain;
+  for (const char* worker : {"a", "c"}) drain.add_workers(worker);
+  Do(FleetEvent{CallId(9), drain, {}});
+  EXPECT_EQ(WorkersOfRanks(), "d b");
+  EXPECT_THAT(Job().replacements(), SizeIs(1));
+}
+
+TEST_F(MembershipTest, WorkerThatIsDrainedWithoutFreeSlotsElsewhere_EndsTheAttempt) {
+  v1::DrainRequest drain;
+  for (const char* worker : {"b", "c"}) drain.add_workers(worker);
+  Do(FleetEvent{CallId(9), drain, {}});
+  EXPECT_EQ(Job().attempt_state(), v1::ATTEMPT_STATE_STOPPING);
+  EXPECT_EQ(Job().membership(), 1u);
+}
+
 TEST_F(MembershipTest, WorkerThatIsLostWhileOthersPrepare_IsReplaced) {
   Report("a", 0, v1::RANK_STATE_PREPARED, 1);
   Hear(config_.lost_after + absl::Seconds(1), {"b"},

@@ -194,6 +194,7 @@ void World::CheckMembership(const v1::Event& event) {
                            ", then: ", event.message()));
     }
     ++known;
+    if (event.cause() == v1::CAUSE_MAINTENANCE) Count("replaced for a drain");
     for (const std::string& cordoned : cordoned_) {
       if (absl::StrContains(event.message(), absl::StrCat(" to ", cordoned, ","))) {
         Violate(

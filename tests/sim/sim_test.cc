@@ -97,7 +97,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   // ones.
   if (FixedSeeds() >= 1000) {
     for (const char* what : {"ended between the same two again", "USAGE_CLASS_HUNG",
-                             "EVENT_KIND_RANKS_REPLACED", "started anew"}) {
+                             "EVENT_KIND_RANKS_REPLACED", "replaced for a drain", "started anew"}) {
       EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
     }
   }
