@@ -106,6 +106,12 @@ const Family kWorkerFaults = {
     "Faults that were noted of workers, by cause (slow: a rank computed longer than others); "
     "`muster describe worker` lists them",
     {"cause"}};
+const Family kReplacements = {
+    Kind::kCounter,
+    "muster_coordinator_replacements_total",
+    "Times that the ranks of a worker went to other devices inside their attempt, before it "
+    "trained, by cause; `muster describe job` lists them",
+    {"cause"}};
 const Family kSessions = {
     Kind::kGauge, "muster_coordinator_sessions", "Open streams of daemons", {}};
 const Family kWatchers = {
@@ -295,6 +301,7 @@ std::vector<const Family*> Metrics::Catalogue() {
                                     &kWorkers,
                                     &kWorkersAvoided,
                                     &kWorkerFaults,
+                                    &kReplacements,
                                     &kSessions,
                                     &kWatchers,
                                     &kEventSequence,
@@ -454,6 +461,9 @@ void Metrics::EventPublished(const v1::Event& event) {
               kWorkerFaults,
               {event.cause() == v1::CAUSE_UNSPECIFIED ? "slow" : spec::EnumName(event.cause())})
           .Increment();
+      break;
+    case v1::EVENT_KIND_RANKS_REPLACED:
+      registry_.GetCounter(kReplacements, {spec::EnumName(event.cause())}).Increment();
       break;
     case v1::EVENT_KIND_CHECKPOINT_COMMITTED:
       registry_.GetCounter(kCheckpointsCommitted).Increment();

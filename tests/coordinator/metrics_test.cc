@@ -148,6 +148,14 @@ TEST_F(MetricsTest, EarlyEnd_IsCountedByCause) {
   EXPECT_EQ(registry_.Value("muster_job_attempts_ended{a,crash}"), 1);
 }
 
+TEST_F(MetricsTest, Replacement_IsCountedByCause) {
+  v1::Event event;
+  event.set_kind(v1::EVENT_KIND_RANKS_REPLACED);
+  event.set_cause(v1::CAUSE_MAINTENANCE);
+  metrics_.EventPublished(event);
+  EXPECT_EQ(registry_.Value("muster_coordinator_replacements_total{maintenance}"), 1);
+}
+
 TEST_F(MetricsTest, EndThatIsFinal_IsSeenUntilTheSeriesAreForgotten) {
   Publish("a", v1::JOB_STATE_RUNNING, v1::ATTEMPT_STATE_TRAINING, "training");
   EndAttempt("a", 1, v1::CAUSE_NUMERIC, 70);
