@@ -47,31 +47,45 @@ std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Termin
 const std::vector<std::string> kJobHeading = {"NAME",       "STATE",    "STEP",     "LOSS",
                                               "VALIDATION", "TOKENS/S", "ATTEMPTS", "AGE"};
 
-}  // namespace
-
-namespace {
-
 struct Submitted {
   v1::Job job;  // of one job
   Json report;  // what is to be printed, unless that is a table, which has been
 };
 
-// One job, or all tasks of one array.
+// What the job waits for, without jobs of these names.
+google::protobuf::RepeatedPtrField<std::string> WithoutJobs(const v1::JobSpec& spec,
+                                                            const std::set<std::string>& names) {
+  google::protobuf::RepeatedPtrField<std::string> rest;
+  for (const std::string& entry : spec.after()) {
+    if (!names.contains(entry.substr(0, entry.find(':')))) *rest.Add() = entry;
+  }
+  return rest;
+}
+
+// One job, or all tasks of one array. `before`: the names of those that come before it in this
+// call, which the coordinator does not know where nothing is submitted.
 absl::StatusOr<Submitted> SubmitOne(CoordinatorClient& client, Submission submission,
-                                    const SubmitOptions& options, Format format,
-                                    Terminal& terminal) {
+                                    const SubmitOptions& options, Format format, Terminal& terminal,
+                                    const std::set<std::string>& before = {}) {
   const std::string request_id = options.request_id.empty() ? FreshRequestId() : options.request_id;
   if (submission.specs[0].has_array_task()) {
+    for (v1::JobSpec& task : submission.specs) {
+      if (options.dry_run) *task.mutable_after() = WithoutJobs(task, before);
+    }
     ASSIGN_OR_RETURN(Json report, SubmitTasks(client, std::move(submission.specs), request_id,
                                               options.dry_run, kSubmitPatience, format, terminal));
     return Submitted{.report = std::move(report)};
   }
   v1::SubmitRequest request;
-  *request.mutable_spec() = std::move(submission.specs[0]);
+  *request.mutable_spec() = submission.specs[0];
+  if (options.dry_run) {
+    *request.mutable_spec()->mutable_after() = WithoutJobs(request.spec(), before);
+  }
   request.set_request_id(request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
   Submitted out{.job = std::move(*response.mutable_job())};
+  if (options.dry_run) *out.job.mutable_spec()->mutable_after() = submission.specs[0].after();
   if (format != Format::kTable) {
     out.report = options.dry_run ? ToJson(out.job.spec()) : ToJson(out.job);
   } else if (options.dry_run) {
@@ -92,11 +106,15 @@ absl::Status SubmitSeveral(CoordinatorClient& client, std::vector<Submission> su
   }
   Json list = Json::array();
   size_t refused = 0, done = 0;
+  std::set<std::string> names;
   for (Submission& submission : submissions) {
     const std::string source = submission.source;
     if (options.dry_run && format == Format::kTable && done > 0) terminal.out << "---\n";
+    const v1::JobSpec& first = submission.specs[0];
+    const std::string name = first.has_array_task() ? first.array_task().array() : first.name();
     absl::StatusOr<Submitted> one =
-        SubmitOne(client, std::move(submission), options, format, terminal);
+        SubmitOne(client, std::move(submission), options, format, terminal, names);
+    names.insert(name);
     ++done;
     if (one.ok()) {
       if (format != Format::kTable) list.push_back(std::move(one->report));

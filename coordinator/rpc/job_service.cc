@@ -55,11 +55,14 @@ class JobService : public v1::JobService::CallbackService {
       }
       response->mutable_job()->set_name(spec.name());
       response->mutable_job()->set_steps(spec.engine().training().steps());
-      *response->mutable_job()->mutable_spec() = std::move(spec);
-      return Finish(reactor, "Submit", absl::OkStatus());
+      *response->mutable_job()->mutable_spec() = spec;
     }
     absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "Submit", slot.status());
+    if (request->validate_only()) {
+      CheckInCore("Submit", std::move(spec), reactor, *std::move(slot));
+      return reactor;
+    }
     shell_.Submit(
         std::move(spec), request->request_id(), *caller,
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
@@ -105,10 +108,13 @@ class JobService : public v1::JobService::CallbackService {
       }
       response->mutable_array()->set_array(first.array_task().array());
       response->mutable_array()->set_tasks(request->tasks_size());
-      return Finish(reactor, "SubmitArray", absl::OkStatus());
     }
     absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *caller);
     if (!slot.ok()) return Finish(reactor, "SubmitArray", slot.status());
+    if (request->validate_only()) {
+      CheckInCore("SubmitArray", std::move(tasks[0]), reactor, *std::move(slot));
+      return reactor;
+    }
     shell_.SubmitArray(
         std::move(tasks), request->request_id(), *caller,
         [this, reactor, response, slot = std::move(slot)](absl::StatusOr<JobReply> reply) {
@@ -439,6 +445,16 @@ class JobService : public v1::JobService::CallbackService {
           "array_task: is for the tasks of SubmitArray; leave it out");
     }
     return spec::Validate(spec);
+  }
+
+  // Finishes the call once the core has said whether the spec's queue takes the job, and whether
+  // the jobs that it waits for are known.
+  void CheckInCore(const char* method, v1::JobSpec spec, grpc::ServerUnaryReactor* reactor,
+                   Slots::Slot slot) {
+    shell_.Explain(ExplainQuery(std::move(spec)), [this, method, reactor, slot = std::move(slot)](
+                                                      absl::StatusOr<Explained> explained) {
+      Finish(reactor, method, explained.status());
+    });
   }
 
   static absl::Status ReadChange(v1::ArrayChange asked,

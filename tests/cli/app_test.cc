@@ -242,7 +242,8 @@ TEST_F(App, SubmitOfSeveral_SendsEachInItsOrder) {
   std::ofstream(many) << "# two jobs\n---\n"
                       << "name: a\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n"
                       << "--- # the second\n"
-                      << "name: b\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n---\n";
+                      << "name: b\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n"
+                      << "after: [\"a:succeeded\"]\n---\n";
   EXPECT_EQ(RunApp({"submit", many, SpecFile(), "--set", "priority=7"}), 0) << err_.str();
   ASSERT_EQ(service_.submitted.size(), 3u);
   EXPECT_EQ(service_.submitted[0].spec().name(), "a");
@@ -253,6 +254,8 @@ TEST_F(App, SubmitOfSeveral_SendsEachInItsOrder) {
   EXPECT_EQ(nlohmann::json::parse(out_.str()).size(), 2u);
   EXPECT_EQ(RunApp({"submit", many, "--dry-run"}), 0) << err_.str();
   EXPECT_THAT(out_.str(), HasSubstr("\n---\n"));
+  EXPECT_EQ(service_.submitted.back().spec().after_size(), 0) << "of a job of the same call";
+  EXPECT_THAT(out_.str(), HasSubstr("after: [\"a:succeeded\"]"));
   EXPECT_EQ(RunApp({"submit", many, "--watch"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("--watch follows one job, and there are 2"));
   EXPECT_EQ(RunApp({"submit", many, "--request-id", "r"}), 1);

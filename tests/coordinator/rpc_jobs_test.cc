@@ -86,6 +86,13 @@ TEST_F(RpcTest, ValidateOnly_FillsInDefaultsAndSubmitsNothing) {
   v1::ListJobsResponse jobs;
   ASSERT_TRUE(stub_->ListJobs(Context().get(), {}, &jobs).ok());
   EXPECT_EQ(jobs.jobs_size(), 0);
+  request.mutable_spec()->set_queue("nope");
+  EXPECT_THAT(stub_->Submit(Context().get(), request, &response).error_message(),
+              HasSubstr("there is no queue 'nope'"));
+  request.mutable_spec()->set_queue("default");
+  request.mutable_spec()->add_after("none:succeeded");
+  EXPECT_THAT(stub_->Submit(Context().get(), request, &response).error_message(),
+              HasSubstr("after[0]: no job has the name or id 'none'"));
 }
 
 TEST_F(RpcTest, UnknownJob_IsNotFoundWithTheNearestName) {
