@@ -268,7 +268,7 @@ TEST_F(App, SubmitOfSeveral_IsRefusedAsAWholeForASpec_AndGoesOnAfterTheCoordinat
                      << "name: b\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 0}\n";
   service_.submitted.clear();
   EXPECT_EQ(RunApp({"submit", SpecFile(), bad}), 1);
-  EXPECT_THAT(err_.str(), HasSubstr("bad.yaml, document 2:3:26: resources.ranks: "));
+  EXPECT_THAT(err_.str(), HasSubstr("bad.yaml, document 2:3:33: resources.ranks: "));
   EXPECT_TRUE(service_.submitted.empty());
   service_.submit_refusals = 1;
   EXPECT_EQ(RunApp({"submit", SpecFile(), SpecFile()}), 1);
