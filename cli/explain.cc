@@ -289,6 +289,9 @@ std::string WhyText(const v1::WaitReason& reason) {
       return absl::StrCat("needs ", wanted, ", and queue ", reason.limiting_queue(), " uses ",
                           UsedDevices(reason), " of the ", reason.limit(), " that it may");
     case v1::WAIT_CODE_QUEUE_JOBS:
+      if (reason.limit() == 0) {
+        return absl::StrCat("no job of queue ", reason.limiting_queue(), " may run");
+      }
       return absl::StrCat(Count(reason.used(), "job"), " of queue ", reason.limiting_queue(),
                           reason.used() == 1 ? " runs" : " run", ", as many as may");
     case v1::WAIT_CODE_TENANT_LIMIT:
@@ -372,8 +375,10 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return absl::StrCat("starts before it with a priority above ", change.priority_above());
     case v1::WAIT_CODE_BEHIND_MANY:
       return "a higher priority moves it up";
-    case v1::WAIT_CODE_QUEUE_QUOTA:
     case v1::WAIT_CODE_QUEUE_JOBS:
+      if (reason.limit() == 0) return "raise the queue's running_jobs_max";
+      [[fallthrough]];
+    case v1::WAIT_CODE_QUEUE_QUOTA:
     case v1::WAIT_CODE_TENANT_LIMIT:
       return "starts when jobs there end";
     case v1::WAIT_CODE_RESERVED:

@@ -66,6 +66,19 @@ TEST(WaitText, SharedDevices_AreNamedByTheirShares) {
             "needs 0.25 of a cpu slot, and queue research uses 1.8 of the 2 that it may");
 }
 
+TEST(WaitText, QueueThatMayRunNoJob_SaysWhichFieldToRaise) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_QUEUE_JOBS);
+  reason.set_limiting_queue("research");
+  reason.set_limit(2);
+  reason.set_used(2);
+  EXPECT_EQ(WaitText(reason),
+            "2 jobs of queue research run, as many as may; starts when jobs there end");
+  reason.set_limit(0);
+  reason.set_used(0);
+  EXPECT_EQ(WaitText(reason),
+            "no job of queue research may run; raise the queue's running_jobs_max");
+}
+
 TEST(WaitText, ClusterTooSmall_SaysWhatToAddOrLower) {
   v1::WaitReason reason = Reason(v1::WAIT_CODE_CLUSTER_TOO_SMALL);
   reason.mutable_change()->set_slots_added(60);
