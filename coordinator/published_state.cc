@@ -92,6 +92,13 @@ std::shared_ptr<const v1::Job> PublishedState::Find(const std::string& name_or_i
 }
 
 absl::Status PublishedState::NotFound(const std::string& name_or_id) const {
+  const std::string first_task = absl::StrCat(name_or_id, "-0");
+  if (const std::shared_ptr<const v1::Job> task = Find(first_task);
+      task != nullptr && task->spec().array_task().array() == name_or_id) {
+    return absl::NotFoundError(absl::StrCat(spec::Quoted(name_or_id),
+                                            " is an array of jobs; name one of its tasks, such as ",
+                                            spec::Quoted(first_task)));
+  }
   const std::string nearest = spec::NearestName(name_or_id, SimilarNames(name_or_id));
   return absl::NotFoundError(absl::StrCat("no job has the name or id ", spec::Quoted(name_or_id),
                                           nearest.empty()

@@ -55,6 +55,12 @@ TEST_F(RpcTest, Array_IsSubmittedChangedAndListed) {
   why.set_name("sweep-9");
   EXPECT_THAT(stub_->Explain(Context().get(), why, &explained).error_message(),
               HasSubstr("did you mean 'sweep-"));
+  v1::ResizeJobRequest resize;
+  resize.set_name("sweep");
+  resize.set_ranks(2);
+  v1::Job job;
+  EXPECT_THAT(stub_->ResizeJob(Context().get(), resize, &job).error_message(),
+              HasSubstr("'sweep' is an array of jobs; name one of its tasks, such as 'sweep-0'"));
   change.set_name(submitted.array().array_id());
   change.set_change(v1::ARRAY_CHANGE_SUSPEND);
   ASSERT_TRUE(stub_->ChangeArray(Context().get(), change, &changed).ok());
