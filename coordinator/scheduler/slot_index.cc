@@ -229,6 +229,16 @@ void NoteWorker(Holding& holder, const WorkerView& worker, int sign) {
 
 }  // namespace
 
+namespace {
+
+// In the sums that the worker has of its own slots.
+void CountSlot(WorkerView& worker, const SlotView& slot, int sign) {
+  if (!slot.parts.empty()) worker.shared += sign;
+  if (worker.ready && slot.free()) worker.free[static_cast<size_t>(slot.kind)] += sign;
+}
+
+}  // namespace
+
 void SlotIndex::Count(WorkerView& worker, int sign) {
   struct Sums {
     int total = 0, free = 0, reserved = 0;
@@ -236,6 +246,11 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
   std::map<v1::DeviceKind, Sums> kinds;
   std::map<JobId, Holding*> holders;
   std::set<std::string> reservations;
+  if (sign > 0) {
+    worker.free = {};
+    worker.shared = 0;
+    for (const SlotView& slot : worker.slots) CountSlot(worker, slot, 1);
+  }
   for (SlotView& slot : worker.slots) {
     Sums& sums = kinds[slot.kind];
     ++sums.total;
@@ -445,8 +460,10 @@ void SlotIndex::MoveFree(const WorkerView& worker, v1::DeviceKind of, int before
 namespace {
 
 bool TakesSlotOf(const WorkerView& worker, const Holding* holder) {
-  return std::any_of(worker.slots.begin(), worker.slots.end(),
-                     [holder](const SlotView& slot) { return slot.TakenBy(holder); });
+  for (const SlotView& slot : worker.slots) {
+    if (slot.holder == holder || (worker.shared > 0 && slot.TakenBy(holder))) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -456,12 +473,14 @@ void SlotIndex::Hold(WorkerView& worker, SlotView& slot, Holding* holder) {
   if (before == holder) return;
   const bool held = slot.held();
   if (holder != nullptr && !TakesSlotOf(worker, holder)) NoteWorker(*holder, worker, 1);
+  CountSlot(worker, slot, -1);
   slot.holder = holder;
   if (holder != nullptr) {
     slot.held_by = holder->id;
   } else {
     slot.held_by = JobId();
   }
+  CountSlot(worker, slot, 1);
   const size_t kind = static_cast<size_t>(slot.kind);
   if (worker.ready) {
     if (before != nullptr) --before->slots[kind];
@@ -480,7 +499,9 @@ void SlotIndex::SetPart(WorkerView& worker, SlotView& slot, Holding& holder, int
   const bool held = slot.held();
   const bool taken = slot.TakenBy(&holder);
   const bool on_worker = TakesSlotOf(worker, &holder);
+  CountSlot(worker, slot, -1);
   slot.SetShare(holder.id, share);
+  CountSlot(worker, slot, 1);
   // What a job takes may have become the whole device.
   slot.holder = slot.held_by.value().empty() ? nullptr : &HolderFor(slot.held_by);
   for (DevicePart& part : slot.parts) part.holder = &HolderFor(part.job);
@@ -508,24 +529,13 @@ void SlotIndex::Reassign(WorkerView& worker, Change change) {
     }
     return slots;
   };
-  // Devices that are free as a whole, and whether any has parts, in one pass.
-  bool parts = false;
-  const auto free = [&worker, &parts] {
-    ByKind slots = {};
-    parts = false;
-    for (const SlotView& slot : worker.slots) {
-      parts |= !slot.parts.empty();
-      if (worker.ready && slot.free()) ++slots[static_cast<size_t>(slot.kind)];
-    }
-    return slots;
-  };
-  const ByKind before = free();
+  const ByKind before = worker.free;
   std::vector<ByKind> before_of;  // by share
   for (const auto& [of, sums] : sums_) before_of.push_back(count(of.first, of.second));
-  if (parts) CountShared(worker, -1);
+  if (worker.shared > 0) CountShared(worker, -1);
   change(worker);
-  const ByKind now = free();
-  if (parts) CountShared(worker, 1);
+  const ByKind& now = worker.free;
+  if (worker.shared > 0) CountShared(worker, 1);
   for (size_t kind = 0; kind < now.size(); ++kind) {
     if (now[kind] == before[kind]) continue;
     MoveFree(worker, static_cast<v1::DeviceKind>(kind), before[kind], now[kind]);

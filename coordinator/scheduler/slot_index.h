@@ -89,10 +89,13 @@ struct WorkerView {
   std::vector<SlotView> slots;                        // in device order
   DomainPath path = {};
   v1::WorkerStanding standing = v1::WORKER_STANDING_UNSPECIFIED;  // Reputation.standing
-  // Of a worker in an index, no part of the value: the narrowest domain that has it, and a number
-  // that grows with the name, which is faster to compare.
+  // Of a worker in an index, no part of the value: the narrowest domain that has it, a number that
+  // grows with the name, which is faster to compare, its free slots by kind (0 where it is not
+  // ready), and how many of its devices jobs take parts of.
   int home = -1;
   uint64_t order = 0;
+  std::array<int, v1::DeviceKind_ARRAYSIZE> free = {};
+  int shared = 0;
 
   friend bool operator==(const WorkerView& a, const WorkerView& b) {
     return a.id == b.id && a.ready == b.ready && a.away == b.away &&
