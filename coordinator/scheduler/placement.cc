@@ -103,6 +103,14 @@ std::vector<int> DepthsToTry(const Demand& demand, int spread) {
   return depths;
 }
 
+// The gang fits in some domain.
+bool AnyContainer(const SlotIndex& index, const Demand& demand) {
+  for (const int depth : DepthsToTry(demand, /*spread=*/-1)) {
+    if (!ContainersAt(index, demand, depth).empty()) return true;
+  }
+  return false;
+}
+
 // ---- the domains and workers inside a container -------------------------------------------------
 
 struct Node {
@@ -780,8 +788,8 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index) {
   return Holds(index, DemandOf(job, index, /*strict=*/false), /*ever=*/true);
 }
 
-std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job,
-                                                    bool last_resort) {
+std::optional<std::vector<SlotIndex::SlotRef>> TakeSlots(SlotIndex::Trial& trial,
+                                                         const WaitingJob& job, bool last_resort) {
   const SlotIndex& index = trial.index();
   if (!job.reservations.empty()) trial.Open(job.reservations);
   const Demand demand = DemandOf(job, index, /*strict=*/true);
@@ -793,10 +801,10 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, con
                             ? ChooseSlots(index, job, demand, layout)
                             : ChooseByStanding(trial, job, demand, layout, last_resort);
   const std::vector<const WorkerView*>& workers = choice.workers;
-  std::optional<std::vector<v1::Placement>> placements;
+  std::optional<std::vector<SlotIndex::SlotRef>> taken;
   if (!workers.empty()) {
     CHECK_EQ(workers.size(), static_cast<size_t>(job.ranks)) << job.id;
-    placements.emplace(workers.size());
+    taken.emplace(workers.size());
     SlotsFor slots = demand.slots;
     slots.shared = choice.shared;
     std::map<const WorkerView*, std::vector<int32_t>, ByName> ranks;  // in the order of positions
@@ -804,19 +812,39 @@ std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, con
       ranks[workers[position]].push_back(layout.get().RankAt(static_cast<int32_t>(position)));
     }
     for (const auto& [worker, here] : ranks) {
-      std::vector<std::string> devices =
-          trial.Take(*worker, slots, static_cast<int>(here.size()), job.id, unit);
+      const std::vector<const SlotView*> devices =
+          trial.TakeSlots(*worker, slots, static_cast<int>(here.size()), job.id, unit);
       CHECK_EQ(devices.size(), here.size()) << job.id << " on " << worker->id;
       for (size_t i = 0; i < here.size(); ++i) {
-        v1::Placement& placement = (*placements)[static_cast<size_t>(here[i])];
-        placement.set_rank(here[i]);
-        placement.set_worker(worker->id.value());
-        placement.set_device(std::move(devices[i]));
+        (*taken)[static_cast<size_t>(here[i])] = {worker, devices[i]};
       }
     }
   }
   if (!job.reservations.empty()) trial.Close();
+  return taken;
+}
+
+std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job,
+                                                    bool last_resort) {
+  const auto taken = TakeSlots(trial, job, last_resort);
+  if (!taken.has_value()) return std::nullopt;
+  std::vector<v1::Placement> placements(taken->size());
+  for (size_t rank = 0; rank < placements.size(); ++rank) {
+    placements[rank].set_rank(static_cast<int32_t>(rank));
+    placements[rank].set_worker((*taken)[rank].worker->id.value());
+    placements[rank].set_device((*taken)[rank].slot->device);
+  }
   return placements;
+}
+
+bool FitsNow(SlotIndex::Trial& trial, const WaitingJob& job) {
+  const SlotIndex& index = trial.index();
+  if (!job.reservations.empty()) trial.Open(job.reservations);
+  // Whatever is preferred or spread, it is placed in some way where this holds it.
+  const bool fits = index.RoomOf(SlotsWantedBy(job)).free >= job.ranks &&
+                    AnyContainer(index, DemandOf(job, index, /*strict=*/false));
+  if (!job.reservations.empty()) trial.Close();
+  return fits;
 }
 
 v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,

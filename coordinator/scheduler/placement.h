@@ -54,6 +54,12 @@ bool CouldFit(const WaitingJob& job, const SlotIndex& index);
 // free slots + workers of the domain + ranks x axes) for each way that is tried.
 std::optional<std::vector<v1::Placement>> PlaceGang(SlotIndex::Trial& trial, const WaitingJob& job,
                                                     bool last_resort = true);
+// The same without names, by rank. The slots are those of the index.
+std::optional<std::vector<SlotIndex::SlotRef>> TakeSlots(SlotIndex::Trial& trial,
+                                                         const WaitingJob& job,
+                                                         bool last_resort = true);
+// Whether PlaceGang() would place it. Takes nothing.
+bool FitsNow(SlotIndex::Trial& trial, const WaitingJob& job);
 
 // What the communication of the job costs where its ranks are placed, by rank.
 v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,

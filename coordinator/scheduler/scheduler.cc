@@ -434,7 +434,7 @@ class Planner {
     if (SparesHeld(job.device) == 0) return false;
     SlotIndex::Trial trial(attempted_.index);
     trial.Release(SpareHolder());
-    return PlaceGang(trial, job).has_value();
+    return FitsNow(trial, job);
   }
 
   // The slots that are kept for the job count as free. It takes spares before it takes workers that
@@ -738,18 +738,9 @@ class Planner {
     for (const JobId& id : running_.Stopping(job.device).jobs) trial.Release(id);
     keep_spares();
     const auto placed = [&] {
-      const auto placements = PlaceGang(trial, job);
-      if (!placements.has_value()) return false;
-      const WorkerView* worker = nullptr;
-      for (const v1::Placement& placement : *placements) {
-        if (worker == nullptr || worker->id.value() != placement.worker()) {
-          worker = index_.Find(WorkerId(placement.worker()));
-        }
-        const auto slot = std::find_if(
-            worker->slots.begin(), worker->slots.end(),
-            [&placement](const SlotView& one) { return one.device == placement.device(); });
-        slots.push_back({worker, &*slot});
-      }
+      auto taken = TakeSlots(trial, job);
+      if (!taken.has_value()) return false;
+      slots = *std::move(taken);
       return true;
     };
     if (placed()) return now_ + kStopExpected;
@@ -856,7 +847,7 @@ class Planner {
     if (!placements.has_value() && first_of_queue) {
       HoldReserved(absl::InfinitePast());
       SlotIndex::Trial trial(attempted_.index);
-      passes_over = PlaceGang(trial, job).has_value();
+      passes_over = FitsNow(trial, job);
     }
     return placements;
   }

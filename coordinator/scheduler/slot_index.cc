@@ -658,8 +658,19 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerId& id, const SlotsF
 
 std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, const SlotsFor& slots,
                                                 int count, const JobId& job, int group) {
-  const bool whole = slots.share == kWholeDevice;
   std::vector<std::string> devices;
+  for (const SlotView* slot : TakeSlots(on, slots, count, job, group)) {
+    devices.push_back(slot->device);
+  }
+  return devices;
+}
+
+std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
+                                                         const SlotsFor& slots, int count,
+                                                         const JobId& job, int group) {
+  const bool whole = slots.share == kWholeDevice;
+  std::vector<const SlotView*> devices;
+  devices.reserve(std::min(on.slots.size(), static_cast<size_t>(count)));
   Holding& holder = index_.HolderFor(job);
   index_.Reassign(Mutable(on), [&](WorkerView& worker) {
     const auto take = [&](SlotView& slot) {
@@ -670,7 +681,7 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, const Slot
         changed_.back().part = &holder;
         index_.SetPart(worker, slot, holder, slots.share);
       }
-      devices.push_back(slot.device);
+      devices.push_back(&slot);
     };
     // A device of which the job takes a part has room for others, but none for the job.
     const auto fits = [&](const SlotView& slot) {

@@ -254,6 +254,12 @@ class SlotIndex {
   // By id. Some may hold nothing while a trial lasts.
   const std::map<JobId, Holding>& holders() const { return holders_; }
 
+  // A slot of this index.
+  struct SlotRef {
+    const WorkerView* worker;
+    const SlotView* slot;
+  };
+
   // Changes that hold for a while: all are taken back at once, when it is destroyed at the latest.
   // Trials may be nested.
   class Trial {
@@ -270,7 +276,10 @@ class SlotIndex {
     const SlotIndex& index() const { return index_; }
     // Takes up to `count` of these slots on a worker, `group` at a time: each from the fullest
     // group of linked devices that has as many, in device order. Of devices that are to be shared,
-    // those with the least room first. Returns the devices.
+    // those with the least room first.
+    std::vector<const SlotView*> TakeSlots(const WorkerView& worker, const SlotsFor& slots,
+                                           int count, const JobId& job, int group = 1);
+    // The same. Returns the devices.
     std::vector<std::string> Take(const WorkerView& worker, const SlotsFor& slots, int count,
                                   const JobId& job, int group = 1);
     std::vector<std::string> Take(const WorkerId& id, const SlotsFor& slots, int count,
@@ -310,10 +319,6 @@ class SlotIndex {
   };
 
   // Gives slots of ready workers to a holder, all those of a worker at once; empty: to none.
-  struct SlotRef {
-    const WorkerView* worker;
-    const SlotView* slot;
-  };
   void SetHolder(const std::vector<SlotRef>& slots, const JobId& job);
 
   friend bool operator==(const SlotIndex& a, const SlotIndex& b) {

@@ -28,7 +28,10 @@ using synthetic::Gang;
 
 std::optional<std::vector<v1::Placement>> Place(SlotIndex& index, const WaitingJob& job) {
   SlotIndex::Trial trial(index);
-  return PlaceGang(trial, job);
+  const bool fits = FitsNow(trial, job);
+  auto placements = PlaceGang(trial, job);
+  EXPECT_EQ(placements.has_value(), fits);
+  return placements;
 }
 
 // "w0 w0 w1": the workers by rank.

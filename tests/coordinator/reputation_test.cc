@@ -145,7 +145,9 @@ TEST(StandingTest, SuspectIsTakenWhereItCostsNoMore_AvoidedAsTheLastResort) {
     job.ranks = ranks;
     SlotIndex::Trial trial(slots);
     std::set<std::string> workers;
+    const bool fits = FitsNow(trial, job);
     const auto placements = PlaceGang(trial, job);
+    EXPECT_EQ(placements.has_value(), fits);
     if (!placements.has_value()) return workers;
     for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
     return workers;
@@ -178,7 +180,9 @@ TEST(StandingTest, JobWithAShare_TakesSuspectAndAvoidedLikeAnyOther) {
     job.share = 700;
     SlotIndex::Trial trial(slots);
     std::set<std::string> workers;
+    const bool fits = FitsNow(trial, job);
     const auto placements = PlaceGang(trial, job);
+    EXPECT_EQ(placements.has_value(), fits);
     if (!placements.has_value()) return workers;
     for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
     return workers;

@@ -301,6 +301,7 @@ TEST(SharedPlacement, RandomClusters_AreFilledExactly) {
         for (const SlotView& slot : worker.slots) with_room += slot.HasRoom(share) ? 1 : 0;
       }
       SlotIndex::Trial trial(index);
+      ASSERT_EQ(FitsNow(trial, job), with_room >= job.ranks) << "round " << round;
       const auto placements = PlaceGang(trial, job);
       trial.Rollback();
       ASSERT_EQ(placements.has_value(), with_room >= job.ranks) << "round " << round;
