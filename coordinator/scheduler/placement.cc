@@ -784,7 +784,12 @@ int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots) {
 }
 
 bool CouldFit(const WaitingJob& job, const SlotIndex& index) {
-  if (index.Of(job.device).total < job.ranks) return false;
+  const SlotIndex::Kind& slots = index.Of(job.device);
+  if (slots.total < job.ranks) return false;
+  const int unit = UnitOf(job, slots);
+  if (job.placement == PlacementRule() && (unit > 1 || job.group == 1)) {
+    return unit * GroupsIn(slots, unit) >= job.ranks;
+  }
   return Holds(index, DemandOf(job, index, /*strict=*/false), /*ever=*/true);
 }
 

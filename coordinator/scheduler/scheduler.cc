@@ -123,6 +123,7 @@ class Planner {
     line_of_.assign(tree_.queues().size(), nullptr);
     matches_.resize(tree_.queues().size() + 1);
     place_.assign(tree_.queues().size(), 0);
+    entrants_.resize(tree_.queues().size());
   }
 
   // The slots of those that start stay taken in the trial.
@@ -207,6 +208,14 @@ class Planner {
     absl::Time at;  // InfiniteFuture: not known
   };
 
+  // What decides whose turn it is, of a queue of which First() has a job.
+  struct Entrant {
+    const WaitingJob* head = nullptr;
+    bool borrows = false;  // with that job
+    absl::Time since;      // OverdueSince()
+    double share = 0;
+  };
+
   const WaitingJob& HeadOf(const Line& line) const { return line.heads.back().next->second; }
 
   // The queue whose turn it is; null when no job is left.
@@ -217,6 +226,7 @@ class Planner {
       SetFirst(*stale);
       for (int below = *stale; below != QueueTree::kNone; below = tree_.at(below).parent) {
         const int above = tree_.at(below).parent;
+        Enter(below);
         Replay(above, place_[static_cast<size_t>(below)]);
         First(above) = Winner(above);
       }
@@ -246,7 +256,10 @@ class Planner {
     std::vector<int>& matches = matches_[static_cast<size_t>(queue + 1)];
     matches.assign(below.size(), QueueTree::kNone);
     matches.insert(matches.end(), below.begin(), below.end());
-    for (size_t i = 0; i < below.size(); ++i) place_[static_cast<size_t>(below[i])] = i;
+    for (size_t i = 0; i < below.size(); ++i) {
+      place_[static_cast<size_t>(below[i])] = i;
+      Enter(below[i]);
+    }
     for (size_t match = below.size(); match-- > 1;) Play(matches, match);
     First(queue) = Winner(queue);
   }
@@ -272,21 +285,23 @@ class Planner {
   }
 
   // Of two queues beside each other, both with jobs.
-  bool GoesBefore(int a, int b) {
-    const Line& line_a = *First(a);
-    const Line& line_b = *First(b);
-    const WaitingJob& head_a = HeadOf(line_a);
-    const WaitingJob& head_b = HeadOf(line_b);
-    const bool borrows_a = Borrows(a, head_a);
-    const bool borrows_b = Borrows(b, head_b);
-    if (borrows_a != borrows_b) return borrows_b;
-    const absl::Time since_a = OverdueSince(line_a);
-    const absl::Time since_b = OverdueSince(line_b);
-    if (since_a != since_b) return since_a < since_b;
-    const double share_a = shares_[static_cast<size_t>(a)];
-    const double share_b = shares_[static_cast<size_t>(b)];
-    if (share_a != share_b) return share_a < share_b;
-    return head_a.order() < head_b.order();
+  bool GoesBefore(int a, int b) const {
+    const Entrant& one = entrants_[static_cast<size_t>(a)];
+    const Entrant& other = entrants_[static_cast<size_t>(b)];
+    if (one.borrows != other.borrows) return other.borrows;
+    if (one.since != other.since) return one.since < other.since;
+    if (one.share != other.share) return one.share < other.share;
+    return one.head->order() < other.head->order();
+  }
+  // To be called when the first job of the queue, or what the queue uses, has changed.
+  void Enter(int queue) {
+    const Line* line = First(queue);
+    if (line == nullptr) return;
+    Entrant& entrant = entrants_[static_cast<size_t>(queue)];
+    entrant.head = &HeadOf(*line);
+    entrant.borrows = Borrows(queue, *entrant.head);
+    entrant.since = OverdueSince(*line);
+    entrant.share = shares_[static_cast<size_t>(queue)];
   }
 
   // Since when the first job of the queue waits, if that is too long; else InfiniteFuture.
@@ -556,10 +571,10 @@ class Planner {
     const int64_t most = reserved ? sizes.back() : running.ranks + index_.Of(running.device).free;
     if (elastic.asked) {
       if (sizes.front() == running.ranks) return std::nullopt;
-      if (sizes.front() > running.ranks && wanted_.contains(running.device)) return std::nullopt;
+      if (sizes.front() > running.ranks && Wanted(running.device)) return std::nullopt;
       return sizes.front() > most ? std::nullopt : Moved(id, running, sizes.front());
     }
-    if (wanted_.contains(running.device)) return std::nullopt;
+    if (Wanted(running.device)) return std::nullopt;
     for (auto size = sizes.rbegin(); size != sizes.rend() && *size > running.ranks; ++size) {
       if (*size > most) continue;
       const absl::Time due = running.started_at + elastic.grow_after;
@@ -597,26 +612,27 @@ class Planner {
 
   // ---- jobs that wait, one by one
 
+  void Want(v1::DeviceKind device) { wanted_[static_cast<size_t>(device)] = true; }
+  bool Wanted(v1::DeviceKind device) const { return wanted_[static_cast<size_t>(device)]; }
+
   void Consider(const WaitingJob& job, Line& line, Cursor& cursor) {
     const WaitingJob* blocker = line.blocker;
     if (blocker != nullptr) ++line.behind;
     if (cursor.misfit) ++cursor.behind;
     if (job.not_before > now_) {
-      wanted_.insert(job.device);
+      Want(job.device);
       return Explain(job, [&] { return BackOff(job); });
     }
-    const SlotIndex::Kind& slots = index_.Of(job.device);
-    const int group = UnitOf(job, slots);
     // One that can never start holds back none.
     if (!cursor.may_start) {
-      if (const auto never = NeverStarts(job, line.queue, slots, group); never.has_value()) {
+      if (const auto never = NeverStarts(job, line.queue); never.has_value()) {
         cursor.misfit = true;
         return Explain(job, [&] { return *never; });
       }
       cursor.may_start = true;  // as all jobs of this shape in this queue
     }
     if (blocker != nullptr && !line.reserved) {
-      wanted_.insert(job.device);
+      Want(job.device);
       return ExplainBehind(job, line);
     }
     const std::optional<QueueLimit> limit =
@@ -630,7 +646,7 @@ class Planner {
                      blocker == nullptr);
       }
     }
-    wanted_.insert(job.device);
+    Want(job.device);
     if (blocker != nullptr) return ExplainBehind(job, line);
     if (passes_over) {
       line.blocker = &job;
@@ -644,8 +660,7 @@ class Planner {
       return Explain(job, [&] { return AtLimit(job, *limit); });
     }
     if (policy_.strict_fifo) Block(job, line);
-    // Not `slots`: what was tried meanwhile may have moved them.
-    Explain(job, [&] { return NotNow(job, index_.Of(job.device), group); });
+    Explain(job, [&] { return NotNow(job); });
   }
 
   // Starts an elastic job with the largest of its sizes above the smallest that fits.
@@ -669,8 +684,7 @@ class Planner {
   }
 
   // Why the job waits until the cluster, its queues or the job are changed. It holds back none.
-  std::optional<v1::WaitReason> NeverStarts(const WaitingJob& job, int queue,
-                                            const SlotIndex::Kind& slots, int group) {
+  std::optional<v1::WaitReason> NeverStarts(const WaitingJob& job, int queue) {
     if (queue == QueueTree::kNone || !tree_.at(queue).leaf) {
       return ReasonOf(job, v1::WAIT_CODE_NO_QUEUE);
     }
@@ -686,9 +700,10 @@ class Planner {
         return reason;
       }
     }
-    if (!CouldFit(job, index_)) return NeverFits(job, slots, group);
+    const SlotIndex::Kind& slots = index_.Of(job.device);
+    if (!CouldFit(job, index_)) return NeverFits(job, slots, UnitOf(job, slots));
     if (!CouldFitBesideSpares(job)) {
-      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, group);
+      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, UnitOf(job, slots));
       reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
       return reason;
     }
@@ -1036,7 +1051,9 @@ class Planner {
                             : CheapestChange(job.ranks - FreeFor(job), job.device);
   }
 
-  v1::WaitReason NotNow(const WaitingJob& job, const SlotIndex::Kind& slots, int group) {
+  v1::WaitReason NotNow(const WaitingJob& job) {
+    const SlotIndex::Kind& slots = index_.Of(job.device);
+    const int group = UnitOf(job, slots);
     if (FitsWithSpares(job)) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, group);
       if (FreeFor(job) < job.ranks) *reason.mutable_change() = CheapestEnd(job, slots);
@@ -1071,17 +1088,15 @@ class Planner {
   // of the largest ones. Workers that are away are named last, since nobody knows when they return.
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
     const auto [cached, first] = largest_holders_.try_emplace(kind);
-    std::vector<std::pair<int64_t, JobId>>& jobs = cached->second;
+    Holders& jobs = cached->second;
     if (first) {
-      // Holders are in order of ids.
-      std::map<int64_t, std::vector<const JobId*>, std::greater<>> by_slots;
       for (const auto& [job, holder] : index_.holders()) {
         const int64_t slots = holder.slots[static_cast<size_t>(kind)];
-        if (slots > 0 && !kept_.contains(job) && IsJob(job)) by_slots[slots].push_back(&job);
+        if (slots > 0 && !kept_.contains(job) && IsJob(job)) jobs.emplace_back(slots, &job);
       }
-      for (const auto& [slots, ids] : by_slots) {
-        for (const JobId* id : ids) jobs.emplace_back(slots, *id);
-      }
+      // Holders are in order of ids.
+      std::stable_sort(jobs.begin(), jobs.end(),
+                       [](const auto& a, const auto& b) { return a.first > b.first; });
     }
     v1::StartChange change;
     auto take = jobs.begin();
@@ -1092,8 +1107,8 @@ class Planner {
             take, jobs.end(), [missing](const auto& job) { return job.first >= missing; }));
       }
       v1::JobSlots& ends = *change.add_jobs_end();
-      ends.set_job_id(take->second.value());
-      ends.set_job_name(NameOf(take->second));
+      ends.set_job_id(take->second->value());
+      ends.set_job_name(NameOf(*take->second));
       ends.set_slots(take->first);
       missing -= take->first;
       ++take;
@@ -1177,8 +1192,10 @@ class Planner {
   const SchedulePolicy& policy_;
   const absl::Time now_;
   const Scope scope_;
-  // By kind: the jobs that hold slots, most slots first, then by id.
-  std::map<v1::DeviceKind, std::vector<std::pair<int64_t, JobId>>> largest_holders_;
+  // By kind: the jobs that hold slots, most slots first, then by id. Holders stay where they are
+  // while there is a trial.
+  using Holders = std::vector<std::pair<int64_t, const JobId*>>;
+  std::map<v1::DeviceKind, Holders> largest_holders_;
   std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
@@ -1208,8 +1225,9 @@ class Planner {
   std::vector<int> stale_;      // queues above which first_ is to be found anew
   std::vector<std::vector<int>> matches_;  // by queue + 1: of the queues below it
   std::vector<size_t> place_;              // by queue: among those below its parent
+  std::vector<Entrant> entrants_;          // by queue
   std::set<JobId> stopped_;                // jobs that this plan stops
-  std::set<v1::DeviceKind> wanted_;        // that jobs wait for which could start
+  PerDevice<bool> wanted_ = {};            // that jobs wait for which could start
   std::set<JobId> settled_;  // jobs for which slots are kept, or that had some and start
   Schedule schedule_;
 };

@@ -275,6 +275,13 @@ TEST(Placement, RandomGangs_AreWholeAndPlacedExactlyWhenTheRulesAllowIt) {
         << job.placement.required << ", preferred " << job.placement.preferred << ", segment "
         << job.placement.segment << ", spread " << job.placement.spread;
     placements.has_value() ? ++placed : ++refused;
+    SlotIndex idle;
+    for (const auto& [id, worker] : index.workers()) {
+      WorkerView left = worker;
+      for (SlotView& slot : left.slots) slot.held_by = JobId();
+      idle.Put(std::move(left));
+    }
+    EXPECT_EQ(CouldFit(job, index), Place(idle, job).has_value()) << "round " << round;
     if (placements.has_value()) {
       EXPECT_TRUE(CouldFit(job, index)) << "round " << round;
     } else {
