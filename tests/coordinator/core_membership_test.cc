@@ -229,7 +229,7 @@ TEST_F(MembershipTest,
   EXPECT_EQ(Job().membership(), 2u) << "what leaves already is not replaced again";
   Report("b", 1, v1::RANK_STATE_RELEASED, 1);
   EXPECT_TRUE(row().cordon().drained());
-  EXPECT_THAT(row().reputation().faults(), IsEmpty());
+  EXPECT_EQ(row().reputation().faults(), 0);
   Report("c", 1, v1::RANK_STATE_PREPARED, 2);
   Report("a", 0, v1::RANK_STATE_PREPARED, 2);
   EXPECT_EQ(Job().state(), v1::JOB_STATE_STARTING);
