@@ -104,7 +104,10 @@ function(muster_precompile_headers)
     elseif("${dependencies}" MATCHES "muster_(proto|spec|daemon|rank|coordinator)")
       set(kind messages)
     endif()
-    if(NOT library STREQUAL "muster_kernels")  # which has flags of its own, below
+    # Kernels have flags of their own, below. gRPC brings -pthread, which clang wants to have seen in
+    # the precompiled headers too, as it has in those of services.
+    if(NOT library STREQUAL "muster_kernels" AND
+       (kind STREQUAL "services" OR NOT "gRPC::grpc++" IN_LIST dependencies))
       target_precompile_headers(${library} REUSE_FROM muster_precompiled_${kind})
     endif()
   endforeach()
