@@ -533,7 +533,10 @@ void CoreImpl::NoteSlowRanks(JobEntry& job, Turn& turn) {
       return fault.slowdown() > 0 && fault.job_id() == job.fixed.id() && matches(fault);
     });
   };
-  for (const auto& [name, fault] : faults) {
+  // Named, since clang lets no lambda capture a structured binding.
+  for (const auto& of_worker : faults) {
+    const auto& name = of_worker.first;
+    const auto& fault = of_worker.second;
     WorkerEntry* worker = workers_.Find(WorkerId(name));
     if (worker == nullptr || worker->row.state() == v1::WORKER_STATE_LOST) continue;
     const bool known = was_slow(*worker, [&](const v1::WorkerFault& one) {

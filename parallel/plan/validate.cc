@@ -248,10 +248,12 @@ class Judge {
     };
     if (fits(context)) return;
     std::vector<int64_t> others;
-    for (int64_t fewer = context; --fewer > 1 && others.empty();) {
+    // No job has more ranks than kRanksMax, whatever heads a spec asks for.
+    const int64_t ranks_max = std::min<int64_t>(shares.front().first, kRanksMax);
+    for (int64_t fewer = std::min(context, ranks_max + 1); --fewer > 1 && others.empty();) {
       if (fits(fewer)) others.push_back(fewer);
     }
-    for (int64_t more = context + 1; more <= shares.front().first; ++more) {
+    for (int64_t more = context + 1; more <= ranks_max; ++more) {
       if (!fits(more)) continue;
       others.push_back(more);
       break;
