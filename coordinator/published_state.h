@@ -58,8 +58,8 @@ class PublishedState {
   // there is none.
   std::shared_ptr<const v1::Job> Find(const std::string& name_or_id) const;
   // kNotFound for a job that Find does not know, with the nearest of at most kNearestNamesMax names
-  // of similar length: those that come next to it in alphabetical order. Of an array it says that it
-  // is one.
+  // of similar length: those that come next to it in alphabetical order. Of an array it says that
+  // it is one.
   absl::Status NotFound(const std::string& name_or_id) const;
   // At most `limit` jobs that were submitted before `before` (exclusive; 0 = all) and of which
   // `wanted` is true, newest first. `wanted` is called under the lock. `summary`, `live`: as of
