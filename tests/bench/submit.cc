@@ -21,7 +21,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/clock.h"
@@ -54,10 +53,15 @@ struct Call {
 // that it has on a machine of its own in a cluster.
 class Client {
  public:
-  // Takes the numbers of its jobs from `next` until that is `jobs`, then lowers `clients`.
+  // Takes the numbers of its jobs from `next` until that is `jobs`. Then lowers `running`, the
+  // number of clients that send, and notifies `done` where it was the last.
   Client(const std::shared_ptr<grpc::Channel>& channel, int jobs, std::atomic<int>& next,
-         absl::BlockingCounter& clients)
-      : stub_(v1::JobService::NewStub(channel)), jobs_(jobs), next_(next), clients_(clients) {}
+         std::atomic<int>& running, Notification& done)
+      : stub_(v1::JobService::NewStub(channel)),
+        jobs_(jobs),
+        next_(next),
+        running_(running),
+        done_(done) {}
 
   void Start() { SendNext(); }
   const std::vector<Call>& calls() const { return calls_; }
@@ -66,7 +70,7 @@ class Client {
   void SendNext() {
     const int job = next_++;
     if (job >= jobs_) {
-      clients_.DecrementCount();
+      if (--running_ == 0) done_.Notify();
       return;
     }
     context_.emplace();
@@ -87,7 +91,8 @@ class Client {
   const std::unique_ptr<v1::JobService::Stub> stub_;
   const int jobs_;
   std::atomic<int>& next_;
-  absl::BlockingCounter& clients_;
+  std::atomic<int>& running_;
+  Notification& done_;
   std::optional<grpc::ClientContext> context_;
   v1::SubmitRequest request_;
   v1::SubmitResponse response_;
@@ -97,14 +102,14 @@ class Client {
 
 // Submits `jobs` jobs. Returns the calls in the order of their answers.
 std::vector<Call> SubmitAll(const std::shared_ptr<grpc::Channel>& channel, int jobs, int clients) {
-  std::atomic<int> next{0};
-  absl::BlockingCounter running(clients);
+  std::atomic<int> next{0}, running{clients};
+  Notification done;
   std::vector<std::unique_ptr<Client>> all;
   for (int i = 0; i < clients; ++i) {
-    all.push_back(std::make_unique<Client>(channel, jobs, next, running));
+    all.push_back(std::make_unique<Client>(channel, jobs, next, running, done));
   }
   for (const auto& client : all) client->Start();
-  running.Wait();
+  done.WaitForNotification();
   std::vector<Call> calls;
   for (const auto& client : all) {
     calls.insert(calls.end(), client->calls().begin(), client->calls().end());
