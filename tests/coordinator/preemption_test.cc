@@ -13,10 +13,13 @@
 #include "base/rng.h"
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 
 namespace muster::coordinator {
 namespace {
+
+using ::muster::testing::WaitingGang;
 
 const absl::Time kNow = absl::FromUnixSeconds(100'000);
 
@@ -121,18 +124,6 @@ Slot At(int worker, int device) {
   return {WorkerId(absl::StrCat("w", worker)), absl::StrCat("cpu:", device)};
 }
 
-WaitingJob Wants(const std::string& name, int ranks, int32_t priority) {
-  static uint64_t sequence = 0;
-  WaitingJob job;
-  job.id = JobId(name);
-  job.name = name;
-  job.queue = "default";
-  job.ranks = ranks;
-  job.priority = priority;
-  job.submit_sequence = ++sequence;
-  return job;
-}
-
 std::vector<std::string> Stopped(const Schedule& plan) {
   std::vector<std::string> names;
   for (const Decision& decision : plan.decisions) {
@@ -149,7 +140,7 @@ TEST(Preemption, OfJobsWithASmallerPriority_TheOneThatLosesLeastIsStopped) {
   cluster.AddWorker(2);
   cluster.Run("long-unsaved", 10, {At(0, 0), At(0, 1)}, absl::Minutes(20));
   cluster.Run("just-saved", 20, {At(1, 0), At(1, 1)}, absl::Seconds(5));
-  const Schedule plan = cluster.Plan({Wants("urgent", 2, 90)});
+  const Schedule plan = cluster.Plan({WaitingGang("urgent", 2, 90)});
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{"just-saved"});
   ASSERT_EQ(plan.explanations.size(), 1u);
   const v1::WaitReason& reason = plan.explanations[0].reason();
@@ -164,7 +155,7 @@ TEST(Preemption, EqualPriorityOrAnotherQueue_IsLeftAlone) {
   cluster.AddWorker(4);
   cluster.Run("equal", 50, {At(0, 0), At(0, 1)});
   cluster.Run("elsewhere", 10, {At(0, 2), At(0, 3)}, absl::ZeroDuration(), "other");
-  const Schedule plan = cluster.Plan({Wants("job", 2, 50)});
+  const Schedule plan = cluster.Plan({WaitingGang("job", 2, 50)});
   EXPECT_TRUE(plan.decisions.empty());
   EXPECT_EQ(plan.explanations[0].reason().code(), v1::WAIT_CODE_SLOTS_TAKEN);
 }
@@ -177,7 +168,7 @@ TEST(Preemption, JobThatHasJustStarted_IsStoppedOnlyAfterItsMinRuntime) {
     job.started_at = kNow - absl::Seconds(10);
     job.min_runtime = absl::Seconds(30);
   });
-  const WaitingJob urgent = Wants("urgent", 1, 90);
+  const WaitingJob urgent = WaitingGang("urgent", 1, 90);
   const Schedule early = cluster.Plan({urgent});
   EXPECT_TRUE(early.decisions.empty());
   EXPECT_EQ(early.wake_at, kNow + absl::Seconds(20));
@@ -190,7 +181,7 @@ TEST(Preemption, SlotsThatAreReleasedAnyway_AreWaitedForWithoutStoppingMore) {
   cluster.Run("ends", 10, {At(0, 0)});
   cluster.Run("goes-on", 10, {At(0, 1)});
   cluster.Change("ends", [](RunningJob& job) { job.stopping = true; });
-  const WaitingJob one = Wants("one", 1, 90), two = Wants("two", 2, 90);
+  const WaitingJob one = WaitingGang("one", 1, 90), two = WaitingGang("two", 2, 90);
   EXPECT_TRUE(cluster.Plan({one}).decisions.empty());
   EXPECT_EQ(Stopped(cluster.Plan({two})), std::vector<std::string>{"goes-on"});
 }
@@ -199,8 +190,8 @@ TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
   Cluster cluster;
   cluster.AddWorker(2);
   cluster.Run("victim", 10, {At(0, 0)});  // the other slot is free
-  const WaitingJob winner = Wants("winner", 2, 90);
-  WaitingJob other = Wants("other", 1, 95);
+  const WaitingJob winner = WaitingGang("winner", 2, 90);
+  WaitingJob other = WaitingGang("other", 1, 95);
   other.queue = "other";
   const Schedule plan = cluster.Plan({winner});
   ASSERT_EQ(Stopped(plan), std::vector<std::string>{"victim"});
@@ -208,7 +199,7 @@ TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
   const Schedule meanwhile = cluster.Plan({winner, other});
   EXPECT_TRUE(meanwhile.decisions.empty()) << "one slot is free, and kept";
   cluster.Release("victim");
-  WaitingJob victim = Wants("victim-again", 1, 10);
+  WaitingJob victim = WaitingGang("victim-again", 1, 10);
   victim.queue = "other";
   const Schedule then = cluster.Plan({winner, other, victim});
   ASSERT_EQ(then.decisions.size(), 1u);
@@ -219,7 +210,7 @@ TEST(Preemption, LargerPriority_TakesOverWhatIsKept) {
   Cluster cluster;
   cluster.AddWorker(2);
   cluster.Run("victim", 10, {At(0, 0), At(0, 1)});
-  const WaitingJob first = Wants("first", 2, 50), second = Wants("second", 2, 90);
+  const WaitingJob first = WaitingGang("first", 2, 50), second = WaitingGang("second", 2, 90);
   const Schedule plan = cluster.Plan({first});
   cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), first);
   const Schedule over = cluster.Plan({first, second});
@@ -235,7 +226,7 @@ TEST(Preemption, WorkerOfKeptSlotsThatIsGone_MakesTheWinnerChooseAgain) {
   cluster.AddWorker(1);
   cluster.Run("cheap", 10, {At(0, 0)});
   cluster.Run("dear", 10, {At(1, 0)}, absl::Hours(1));
-  const WaitingJob winner = Wants("winner", 1, 90);
+  const WaitingJob winner = WaitingGang("winner", 1, 90);
   const Schedule plan = cluster.Plan({winner});
   ASSERT_EQ(Stopped(plan), std::vector<std::string>{"cheap"});
   cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
@@ -276,8 +267,8 @@ TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
       cluster.Run(name, static_cast<int32_t>(rng.Below(4)) * 10, of,
                   absl::Seconds(static_cast<int64_t>(rng.Below(1000))));
     }
-    WaitingJob job = Wants(absl::StrCat("job-", round), 1 + static_cast<int>(rng.Below(8)),
-                           static_cast<int32_t>(rng.Below(4)) * 10);
+    WaitingJob job = WaitingGang(absl::StrCat("job-", round), 1 + static_cast<int>(rng.Below(8)),
+                                 static_cast<int32_t>(rng.Below(4)) * 10);
     job.group = rng.Below(2) == 0 ? 1 : 2;
     job.ranks *= job.group;
     std::vector<JobId> evictable;
@@ -349,10 +340,10 @@ TEST(Elastic, RunningJob_ShrinksAsLittleAsNeededBeforeAnotherOneIsStopped) {
   cluster.Run("rigid", 10, {At(0, 4), At(0, 5)});
   cluster.Run("same", 90, {At(0, 6), At(0, 7)});
   MakeElastic(cluster, "elastic", {1, 2, 3, 4});
-  Schedule plan = cluster.Plan({Wants("urgent", 1, 90)});
+  Schedule plan = cluster.Plan({WaitingGang("urgent", 1, 90)});
   EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 3}}));
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{});
-  plan = cluster.Plan({Wants("urgent", 3, 90)});
+  plan = cluster.Plan({WaitingGang("urgent", 3, 90)});
   EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 1}}));
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{});
 }
@@ -367,8 +358,8 @@ TEST(Elastic, JobThatShrinksAndIsOutbid_HoldsItsSlotsUntilItHasEnded) {
   cluster.Run("shrinks", 10, {At(0, 0), At(0, 1), At(0, 2), At(0, 3)});
   cluster.Change("shrinks", [](RunningJob& job) { job.stopping = true; });
   cluster.kept[JobId("shrinks")] = {"default", 10, v1::DEVICE_KIND_CPU, "", {At(0, 0), At(0, 1)}};
-  const WaitingJob winner = Wants("winner", 3, 90);
-  WaitingJob other = Wants("other", 1, 90);
+  const WaitingJob winner = WaitingGang("winner", 3, 90);
+  WaitingJob other = WaitingGang("other", 1, 90);
   other.queue = "other";
   const Schedule plan = cluster.Plan({winner, other});
   ASSERT_EQ(plan.decisions.size(), 1u) << "no slot is free yet for the other one";
@@ -383,11 +374,11 @@ TEST(Elastic, WhereShrinkingIsNotEnough_OthersAreStoppedAndWhatIsLeftIsGivenBack
   cluster.Run("elastic", 10, {At(0, 0), At(0, 1), At(0, 2)}, absl::Hours(1));
   cluster.Run("rigid", 10, {At(0, 3), At(0, 4), At(0, 5)});
   MakeElastic(cluster, "elastic", {2, 3});
-  Schedule plan = cluster.Plan({Wants("urgent", 4, 90)});
+  Schedule plan = cluster.Plan({WaitingGang("urgent", 4, 90)});
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{"rigid"});
   EXPECT_EQ(ResizedIn(plan), (Sizes{{"elastic", 2}}));
   // The slots of the one that is stopped are enough.
-  plan = cluster.Plan({Wants("urgent", 3, 90)});
+  plan = cluster.Plan({WaitingGang("urgent", 3, 90)});
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{"rigid"});
   EXPECT_EQ(ResizedIn(plan), Sizes{});
 }
@@ -398,8 +389,8 @@ TEST(Elastic, SizesThatTheLayoutDoesNotAllow_AreNotTaken) {
   cluster.Run("elastic", 10,
               {At(0, 0), At(0, 1), At(0, 2), At(0, 3), At(0, 4), At(0, 5), At(0, 6), At(0, 7)});
   MakeElastic(cluster, "elastic", {2, 4, 8});
-  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("urgent", 1, 90)})), (Sizes{{"elastic", 4}}));
-  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("urgent", 5, 90)})), (Sizes{{"elastic", 2}}));
+  EXPECT_EQ(ResizedIn(cluster.Plan({WaitingGang("urgent", 1, 90)})), (Sizes{{"elastic", 4}}));
+  EXPECT_EQ(ResizedIn(cluster.Plan({WaitingGang("urgent", 5, 90)})), (Sizes{{"elastic", 2}}));
 }
 
 TEST(Elastic, EqualPriorityAndAskedSizes_AreLeftAlone) {
@@ -409,7 +400,7 @@ TEST(Elastic, EqualPriorityAndAskedSizes_AreLeftAlone) {
   cluster.Run("asked", 10, {At(0, 2), At(0, 3)});
   MakeElastic(cluster, "equal", {1, 2});
   MakeElastic(cluster, "asked", {2}, absl::Minutes(5), /*asked=*/true);
-  const Schedule plan = cluster.Plan({Wants("urgent", 1, 90)});
+  const Schedule plan = cluster.Plan({WaitingGang("urgent", 1, 90)});
   EXPECT_EQ(ResizedIn(plan), Sizes{});
   EXPECT_EQ(Stopped(plan), std::vector<std::string>{"asked"}) << "it may be stopped as a whole";
 }
@@ -424,9 +415,9 @@ TEST(Elastic, FreeSlots_AreTakenAfterAWhileIfNoJobWaits) {
   EXPECT_EQ(plan.wake_at, kNow + absl::Hours(1));
   EXPECT_EQ(ResizedIn(cluster.Plan({}, plan.wake_at)), (Sizes{{"elastic", 3}}));
   // A job that waits for more than is free.
-  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("large", 4, 10)}, plan.wake_at)), Sizes{});
+  EXPECT_EQ(ResizedIn(cluster.Plan({WaitingGang("large", 4, 10)}, plan.wake_at)), Sizes{});
   // One that can never start.
-  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("impossible", 5, 10)}, plan.wake_at)),
+  EXPECT_EQ(ResizedIn(cluster.Plan({WaitingGang("impossible", 5, 10)}, plan.wake_at)),
             (Sizes{{"elastic", 3}}));
   // It would end before it had grown.
   cluster.Change("elastic", [](RunningJob& job) { job.ends_at = kNow + absl::Hours(2); });
@@ -441,14 +432,14 @@ TEST(Elastic, SizesThatUsersAskedFor_AreHadAtOnce) {
   MakeElastic(cluster, "grows", {2}, absl::Hours(2), /*asked=*/true);
   MakeElastic(cluster, "shrinks", {1}, absl::Hours(2), /*asked=*/true);
   EXPECT_EQ(ResizedIn(cluster.Plan({})), (Sizes{{"grows", 2}, {"shrinks", 1}}));
-  EXPECT_EQ(ResizedIn(cluster.Plan({Wants("large", 4, 10)})), (Sizes{{"shrinks", 1}}));
+  EXPECT_EQ(ResizedIn(cluster.Plan({WaitingGang("large", 4, 10)})), (Sizes{{"shrinks", 1}}));
 }
 
 TEST(Elastic, WaitingJob_StartsWithTheLargestSizeThatFits) {
   Cluster cluster;
   cluster.AddWorker(4);
   cluster.Run("other", 90, {At(0, 0)});
-  WaitingJob job = Wants("job", 1, 10);
+  WaitingJob job = WaitingGang("job", 1, 10);
   job.sizes = {1, 2, 4};
   const Schedule plan = cluster.Plan({job});
   ASSERT_EQ(plan.decisions.size(), 1u);
@@ -456,7 +447,7 @@ TEST(Elastic, WaitingJob_StartsWithTheLargestSizeThatFits) {
 }
 
 TEST(Elastic, TrafficOfASize_HasItsDataDegree) {
-  WaitingJob job = Wants("job", 8, 10);
+  WaitingJob job = WaitingGang("job", 8, 10);
   job.group = 2;
   job.sizes = {4, 8, 16};
   job.traffic_known = true;
@@ -497,7 +488,7 @@ TEST(Elastic, OnRandomClusters_NoneShrinksFurtherThanNeededAndNoneIsStoppedForNo
     }
     const int free = slots - at;
     const int wanted = free + 1 + static_cast<int>(rng.Below(slots - free));
-    const Schedule plan = cluster.Plan({Wants("urgent", wanted, 90)});
+    const Schedule plan = cluster.Plan({WaitingGang("urgent", wanted, 90)});
     const Sizes resized = ResizedIn(plan);
     int got = free;
     for (const std::string& name : Stopped(plan)) got += held[name];

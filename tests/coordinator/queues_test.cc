@@ -14,6 +14,7 @@
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
 #include "proto/time.h"
+#include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -80,13 +81,7 @@ class QueuesTest : public ::testing::Test {
   }
   void Begin(const Start& start) {
     const WaitingJob job = *queue_.Find(start.job);
-    RunningJob running;
-    running.name = job.name;
-    running.queue = job.queue;
-    running.priority = job.priority;
-    running.ranks = job.ranks;
-    running.tenant = job.tenant;
-    running.started_at = running.saved_at = now_;
+    RunningJob running = testing::RunningGang(job, now_);
     if (job.runtime != absl::InfiniteDuration()) running.ends_at = now_ + job.runtime;
     running_.Put(job.id, running);
     Accrue(job.queue);

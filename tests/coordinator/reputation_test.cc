@@ -130,6 +130,22 @@ TEST_F(ReputationTest, AnotherPolicy_HoldsForFaultsThatAreKnown) {
   EXPECT_EQ(Worker().reputation().standing(), v1::WORKER_STANDING_AVOIDED);
 }
 
+// The workers that a gang gets, none where it does not fit.
+std::set<std::string> Place(SlotIndex& slots, int ranks, int32_t share = spec::kWholeDevice) {
+  WaitingJob job;
+  job.id = JobId("job");
+  job.ranks = ranks;
+  job.share = share;
+  SlotIndex::Trial trial(slots);
+  std::set<std::string> workers;
+  const bool fits = FitsNow(trial, job);
+  const auto placements = PlaceGang(trial, job);
+  EXPECT_EQ(placements.has_value(), fits);
+  if (!placements.has_value()) return workers;
+  for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
+  return workers;
+}
+
 TEST(StandingTest, SuspectIsTakenWhereItCostsNoMore_AvoidedAsTheLastResort) {
   SlotIndex slots;
   for (const char* name : {"a", "b", "c"}) {
@@ -139,19 +155,7 @@ TEST(StandingTest, SuspectIsTakenWhereItCostsNoMore_AvoidedAsTheLastResort) {
     if (worker.id == WorkerId("b")) worker.standing = v1::WORKER_STANDING_SUSPECT;
     slots.Put(std::move(worker));
   }
-  const auto place = [&slots](int ranks) {
-    WaitingJob job;
-    job.id = JobId("job");
-    job.ranks = ranks;
-    SlotIndex::Trial trial(slots);
-    std::set<std::string> workers;
-    const bool fits = FitsNow(trial, job);
-    const auto placements = PlaceGang(trial, job);
-    EXPECT_EQ(placements.has_value(), fits);
-    if (!placements.has_value()) return workers;
-    for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
-    return workers;
-  };
+  const auto place = [&slots](int ranks) { return Place(slots, ranks); };
   using Names = std::set<std::string>;
   EXPECT_EQ(place(2), Names({"c"}));
   EXPECT_EQ(place(3), Names({"b", "c"}));
@@ -173,20 +177,7 @@ TEST(StandingTest, JobWithAShare_TakesSuspectAndAvoidedLikeAnyOther) {
   }
   for (const char* name : {"a", "b"}) slots.SetShare(WorkerId(name), "cpu:0", JobId("other"), 300);
   const SlotIndex before = slots;
-  const auto place = [&slots](int ranks) {
-    WaitingJob job;
-    job.id = JobId("job");
-    job.ranks = ranks;
-    job.share = 700;
-    SlotIndex::Trial trial(slots);
-    std::set<std::string> workers;
-    const bool fits = FitsNow(trial, job);
-    const auto placements = PlaceGang(trial, job);
-    EXPECT_EQ(placements.has_value(), fits);
-    if (!placements.has_value()) return workers;
-    for (const v1::Placement& placement : *placements) workers.insert(placement.worker());
-    return workers;
-  };
+  const auto place = [&slots](int ranks) { return Place(slots, ranks, 700); };
   using Names = std::set<std::string>;
   EXPECT_EQ(place(1), Names({"c"}));
   EXPECT_EQ(place(2), Names({"c"}));

@@ -15,6 +15,7 @@
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/preemption.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -36,15 +37,8 @@ WorkerView MakeWorker(const std::string& name, int slots, const std::string& rac
 }
 
 WaitingJob Wants(const std::string& name, int ranks, int32_t share, int32_t priority = 50) {
-  static uint64_t sequence = 0;
-  WaitingJob job;
-  job.id = JobId(name);
-  job.name = name;
-  job.queue = "default";
-  job.ranks = ranks;
+  WaitingJob job = testing::WaitingGang(name, ranks, priority);
   job.share = share;
-  job.priority = priority;
-  job.submit_sequence = ++sequence;
   return job;
 }
 
@@ -52,13 +46,7 @@ WaitingJob Wants(const std::string& name, int ranks, int32_t share, int32_t prio
 struct Cluster {
   void Run(const WaitingJob& job, const std::vector<Slot>& slots,
            absl::Time ends_at = absl::InfiniteFuture()) {
-    RunningJob running;
-    running.name = job.name;
-    running.queue = job.queue;
-    running.priority = job.priority;
-    running.ranks = job.ranks;
-    running.share = job.share;
-    running.started_at = running.saved_at = kNow - absl::Hours(1);
+    RunningJob running = testing::RunningGang(job, kNow - absl::Hours(1));
     running.ends_at = ends_at;
     this->running.Put(job.id, running);
     for (const Slot& slot : slots) index.SetShare(slot.worker, slot.device, job.id, job.share);

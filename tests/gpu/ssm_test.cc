@@ -225,6 +225,7 @@ struct SsdCase {
   bool states, documents, fp32_states;
   float step_max = 100;
   bool segments = false;  // in the calls for segments of sequences; with `states`
+  double sum_slack = 4;   // of sums over positions in 16 bits, in units of the others'
 };
 
 class SsdGpuTest : public SsmGpuTest {
@@ -335,8 +336,7 @@ class SsdGpuTest : public SsmGpuTest {
     ExpectClose(what + "db", t.db, slack);
     ExpectClose(what + "dc", t.dc, slack);
     // Sums of many terms of either sign, of few heads; the device has those of A as differences.
-    // fp16 holds the same kernels as bf16 to a tenth of what bf16's rounding comes to.
-    const double sum_slack = act == DType::kF32 ? 2e-3 : act == DType::kF16 ? 4e-3 : 5e-2;
+    const double sum_slack = act == DType::kF32 ? 2e-3 : c.sum_slack * slack;
     ExpectClose(what + "d_dt_bias", t.d_dt_bias, sum_slack);
     ExpectClose(what + "d_a_log", t.d_a_log, sum_slack);
     ExpectClose(what + "dd", t.dd, slack);
@@ -381,11 +381,16 @@ TEST_F(SsdGpuTest, TilesOfTheHopperKernels_MatchTheHost) {
           std::pair(64, 256), std::pair(128, 256), std::pair(256, 64), std::pair(80, 128),
           std::pair(80, 64), std::pair(32, 16), std::pair(96, 96), std::pair(72, 200),
           std::pair(8, 8)}) {
-      Check(act, {1, 1, 4, 2, p, n, 128, true, false, false});
-      Check(act, {2, 300, 6, 2, p, n, 128, true, true, false});
-      Check(act, {1, 1000, 5, 1, p, n, 128, true, false, false, 0.2f});
-      Check(act, {1, 2200, 2, 1, p, n, 128, true, true, false, 0.02f});
-      Check(act, {2, 1000, 4, 1, p, n, 128, true, false, false, 0.02f, true});
+      // Two heads' sums in bf16 have come to 4e-2; fp16 holds the same kernels to a tenth of it.
+      const auto check = [&](SsdCase c) {
+        if (act == DType::kBF16) c.sum_slack = 10;
+        Check(act, c);
+      };
+      check({1, 1, 4, 2, p, n, 128, true, false, false});
+      check({2, 300, 6, 2, p, n, 128, true, true, false});
+      check({1, 1000, 5, 1, p, n, 128, true, false, false, 0.2f});
+      check({1, 2200, 2, 1, p, n, 128, true, true, false, 0.02f});
+      check({2, 1000, 4, 1, p, n, 128, true, false, false, 0.02f, true});
     }
   }
 }

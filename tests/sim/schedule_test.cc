@@ -24,6 +24,7 @@
 #include "coordinator/scheduler/scheduler.h"
 #include "coordinator/scheduler/spares.h"
 #include "tests/sim/queue.h"
+#include "tests/support/scheduled_jobs.h"
 
 namespace muster::coordinator {
 namespace {
@@ -203,16 +204,9 @@ class Day {
   void Begin(const Start& start) {
     Drop(start.job);
     const WaitingJob job = *queue_.Find(start.job);
-    RunningJob running;
-    running.name = job.name;
-    running.queue = job.queue;
-    running.priority = job.priority;
-    running.ranks = job.ranks;
-    running.share = job.share;
-    running.started_at = running.saved_at = now();
+    RunningJob running = testing::RunningGang(job, now());
     running.min_runtime = absl::Seconds(30);
     running.ends_at = now() + job.runtime;
-    running.tenant = job.tenant;
     running_.Put(job.id, running);
     Use(running, 1);
     if (faulty_ && rng_.Chance(0.3)) {
