@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -51,6 +52,25 @@ class GrpcClient : public CoordinatorClient {
     return Patiently(patience, [&] {
       return Call<v1::SubmitResponse>(&v1::JobService::Stub::Submit, request, kCallTimeout);
     });
+  }
+
+  absl::StatusOr<v1::SubmitJobsResponse> SubmitJobs(const v1::SubmitJobsRequest& request,
+                                                    absl::Duration patience) override {
+    // A coordinator that stops says of some of the jobs that it is not there any more.
+    std::optional<v1::SubmitJobsResponse> some;
+    const absl::StatusOr<v1::SubmitJobsResponse> all =
+        Patiently(patience, [&]() -> absl::StatusOr<v1::SubmitJobsResponse> {
+          ASSIGN_OR_RETURN(v1::SubmitJobsResponse response,
+                           Call<v1::SubmitJobsResponse>(&v1::JobService::Stub::SubmitJobs, request,
+                                                        kArrayTimeout));
+          for (const v1::SubmitJobsResult& result : response.results()) {
+            if (result.code() != grpc::StatusCode::UNAVAILABLE) continue;
+            some = std::move(response);
+            return absl::UnavailableError("");
+          }
+          return response;
+        });
+    return all.ok() || !some.has_value() ? all : *some;
   }
 
   absl::StatusOr<v1::SubmitArrayResponse> SubmitArray(const v1::SubmitArrayRequest& request,

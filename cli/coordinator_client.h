@@ -42,6 +42,9 @@ class CoordinatorClient {
   // that this makes two jobs.
   virtual absl::StatusOr<v1::SubmitResponse> Submit(const v1::SubmitRequest& request,
                                                     absl::Duration patience) = 0;
+  // As Submit, of at most 1,000 jobs. Their answers are in the reply.
+  virtual absl::StatusOr<v1::SubmitJobsResponse> SubmitJobs(const v1::SubmitJobsRequest& request,
+                                                            absl::Duration patience) = 0;
   // As Submit.
   virtual absl::StatusOr<v1::SubmitArrayResponse> SubmitArray(const v1::SubmitArrayRequest& request,
                                                               absl::Duration patience) = 0;

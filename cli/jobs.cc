@@ -24,6 +24,9 @@ namespace muster::cli {
 namespace {
 
 constexpr absl::Duration kSubmitPatience = absl::Seconds(15);
+// What is submitted in one call, so that replies are small and a long file shows progress.
+constexpr int kJobsPerCall = 250;
+constexpr size_t kBytesPerCall = 1 << 20;
 
 std::string FreshRequestId() {
   std::random_device device;
@@ -46,6 +49,11 @@ std::vector<std::string> JobRow(const v1::Job& job, absl::Time now, const Termin
 
 const std::vector<std::string> kJobHeading = {"NAME",       "STATE",    "STEP",     "LOSS",
                                               "VALIDATION", "TOKENS/S", "ATTEMPTS", "AGE"};
+
+void PrintAccepted(const v1::SubmitResponse& response, Terminal& terminal) {
+  terminal.out << (response.existed() ? "already submitted: " : "submitted ")
+               << response.job().name() << " (" << response.job().id() << ")" << std::endl;
+}
 
 struct Submitted {
   v1::Job job;  // of one job
@@ -84,17 +92,88 @@ absl::StatusOr<Submitted> SubmitOne(CoordinatorClient& client, Submission submis
   request.set_request_id(request_id);
   request.set_validate_only(options.dry_run);
   ASSIGN_OR_RETURN(v1::SubmitResponse response, client.Submit(request, kSubmitPatience));
-  Submitted out{.job = std::move(*response.mutable_job())};
+  Submitted out{.job = response.job()};
   if (options.dry_run) *out.job.mutable_spec()->mutable_after() = submission.specs[0].after();
   if (format != Format::kTable) {
     out.report = options.dry_run ? ToJson(out.job.spec()) : ToJson(out.job);
   } else if (options.dry_run) {
     terminal.out << spec::ToYaml(out.job.spec());
   } else {
-    terminal.out << (response.existed() ? "already submitted: " : "submitted ") << out.job.name()
-                 << " (" << out.job.id() << ")" << std::endl;
+    PrintAccepted(response, terminal);
   }
   return out;
+}
+
+// What many jobs or arrays of one `muster submit` come to.
+class Report {
+ public:
+  Report(Format format, Terminal& terminal) : format_(format), terminal_(terminal) {}
+
+  void Accepted(Json report) {
+    if (format_ != Format::kTable) list_.push_back(std::move(report));
+  }
+  void Accepted(const v1::SubmitResponse& response) {
+    if (format_ != Format::kTable) return Accepted(ToJson(response.job()));
+    PrintAccepted(response, terminal_);
+  }
+  void Refused(const std::string& source, const absl::Status& status, size_t submissions = 1) {
+    refused_ += submissions;
+    terminal_.err << "muster: " << source << ": " << status.message() << std::endl;
+    // None of the others would fare better.
+    futile_ |= absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+               absl::IsUnauthenticated(status);
+  }
+  bool futile() const { return futile_; }
+
+  absl::Status End(size_t submissions, size_t tried, bool dry_run) {
+    if (format_ != Format::kTable) Print(list_, format_, terminal_.out);
+    const size_t missing = refused_ + submissions - tried;
+    if (missing == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(missing, " of ", submissions, " were not ",
+                                                      dry_run ? "accepted" : "submitted"));
+  }
+
+ private:
+  const Format format_;
+  Terminal& terminal_;
+  Json list_ = Json::array();
+  size_t refused_ = 0;
+  bool futile_ = false;
+};
+
+// Submits jobs of submissions[first] and behind it in one call, up to an array or to what one call
+// takes. Returns how many.
+size_t SubmitBatch(CoordinatorClient& client, const std::vector<Submission>& submissions,
+                   size_t first, Report& report) {
+  v1::SubmitJobsRequest request;
+  size_t bytes = 0;
+  for (size_t i = first; i < submissions.size() && request.jobs_size() < kJobsPerCall; ++i) {
+    const v1::JobSpec& spec = submissions[i].specs[0];
+    bytes += spec.ByteSizeLong();
+    if (spec.has_array_task() || (i > first && bytes > kBytesPerCall)) break;
+    v1::SubmitRequest& job = *request.add_jobs();
+    *job.mutable_spec() = spec;
+    job.set_request_id(FreshRequestId());
+  }
+  const size_t jobs = request.jobs_size();
+  const absl::StatusOr<v1::SubmitJobsResponse> response =
+      client.SubmitJobs(request, kSubmitPatience);
+  if (!response.ok()) {
+    report.Refused(jobs == 1 ? submissions[first].source
+                             : absl::StrCat(submissions[first].source, " and ", jobs - 1, " more"),
+                   response.status(), jobs);
+    return jobs;
+  }
+  for (size_t i = 0; i < jobs && i < static_cast<size_t>(response->results_size()); ++i) {
+    const v1::SubmitJobsResult& result = response->results(static_cast<int>(i));
+    if (result.code() == 0) {
+      report.Accepted(result.accepted());
+    } else {
+      report.Refused(submissions[first + i].source,
+                     absl::Status(static_cast<absl::StatusCode>(result.code()), result.message()));
+    }
+  }
+  return jobs;
 }
 
 absl::Status SubmitSeveral(CoordinatorClient& client, std::vector<Submission> submissions,
@@ -104,36 +183,28 @@ absl::Status SubmitSeveral(CoordinatorClient& client, std::vector<Submission> su
         absl::StrCat(options.watch ? "--watch follows" : "--request-id is of",
                      " one job, and there are ", submissions.size(), "; submit them one by one"));
   }
-  Json list = Json::array();
-  size_t refused = 0, done = 0;
+  Report report(format, terminal);
+  size_t tried = 0;
   std::set<std::string> names;
-  for (Submission& submission : submissions) {
-    const std::string source = submission.source;
-    if (options.dry_run && format == Format::kTable && done > 0) terminal.out << "---\n";
-    const v1::JobSpec& first = submission.specs[0];
-    const std::string name = first.has_array_task() ? first.array_task().array() : first.name();
-    absl::StatusOr<Submitted> one =
-        SubmitOne(client, std::move(submission), options, format, terminal, names);
-    names.insert(name);
-    ++done;
-    if (one.ok()) {
-      if (format != Format::kTable) list.push_back(std::move(one->report));
+  while (tried < submissions.size() && !report.futile()) {
+    const v1::JobSpec& first = submissions[tried].specs[0];
+    if (!options.dry_run && !first.has_array_task()) {
+      tried += SubmitBatch(client, submissions, tried, report);
       continue;
     }
-    ++refused;
-    terminal.err << "muster: " << source << ": " << one.status().message() << std::endl;
-    // None of the others would fare better.
-    if (absl::IsUnavailable(one.status()) || absl::IsDeadlineExceeded(one.status()) ||
-        absl::IsUnauthenticated(one.status())) {
-      refused += submissions.size() - done;
-      break;
+    if (options.dry_run && format == Format::kTable && tried > 0) terminal.out << "---\n";
+    const std::string name = first.has_array_task() ? first.array_task().array() : first.name();
+    absl::StatusOr<Submitted> one =
+        SubmitOne(client, submissions[tried], options, format, terminal, names);
+    names.insert(name);
+    if (one.ok()) {
+      report.Accepted(std::move(one->report));
+    } else {
+      report.Refused(submissions[tried].source, one.status());
     }
+    ++tried;
   }
-  if (format != Format::kTable) Print(list, format, terminal.out);
-  if (refused == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(refused, " of ", submissions.size(),
-                                                    " were not ",
-                                                    options.dry_run ? "accepted" : "submitted"));
+  return report.End(submissions.size(), tried, options.dry_run);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace {
 
 constexpr Rule kRules[] = {
     {"JobService.Submit", Need::kSubmitter, /*of_queue=*/true, /*audited=*/true},
+    {"JobService.SubmitJobs", Need::kSubmitter, true, true},
     {"JobService.SubmitArray", Need::kSubmitter, true, true},
     {"JobService.ChangeArray", Need::kSubmitter, true, true},
     {"JobService.GetJob", Need::kViewer, false, false},

@@ -301,6 +301,16 @@ absl::StatusOr<Admitted> Gate::Admit(const grpc::CallbackServerContext& context,
   return caller;
 }
 
+absl::StatusOr<Admitted> Gate::AdmitFurther(const Admitted& caller, const std::string& target,
+                                            const std::string& queue) {
+  Admitted further = caller;
+  further.target = target;
+  if (!options_.tls) return further;
+  const absl::Status may = security::Authorize(further.principal, *further.rule, queue);
+  if (!may.ok()) return Refuse(further, may);
+  return further;
+}
+
 absl::StatusOr<Permit> Gate::Open(grpc::CallbackServerContext& context, const char* method,
                                   SlotKind kind, const std::string& job) {
   std::optional<std::string> queue;

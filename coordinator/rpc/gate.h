@@ -85,6 +85,10 @@ class Gate {
   absl::StatusOr<Admitted> Admit(const grpc::CallbackServerContext& context, const char* method,
                                  const std::string& target = "",
                                  const std::optional<std::string>& queue = std::nullopt);
+  // For one more target of an admitted call, in `queue`: kPermissionDenied, which is audited. It is
+  // not counted as a call.
+  absl::StatusOr<Admitted> AdmitFurther(const Admitted& caller, const std::string& target,
+                                        const std::string& queue);
   // As Admit, and the slot of a stream. `job`: named by the call, whose queue counts where the rule
   // has one; a job that does not exist is the stream's to answer.
   absl::StatusOr<Permit> Open(grpc::CallbackServerContext& context, const char* method,

@@ -1,6 +1,8 @@
 #include "coordinator/rpc/job_service.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -34,6 +36,7 @@ class JobService : public v1::JobService::CallbackService {
   JobService(Shell& shell, Gate& gate, std::string version)
       : shell_(shell), gate_(gate), version_(std::move(version)) {
     SetMessageAllocatorFor_Submit(&submissions_);
+    SetMessageAllocatorFor_SubmitJobs(&batches_);
   }
 
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
@@ -72,6 +75,40 @@ class JobService : public v1::JobService::CallbackService {
           }
           Finish(reactor, "Submit", reply.status());
         });
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* SubmitJobs(grpc::CallbackServerContext* context,
+                                       const v1::SubmitJobsRequest* request,
+                                       v1::SubmitJobsResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<Admitted> caller = gate_.Admit(*context, "JobService.SubmitJobs");
+    if (!caller.ok()) return Finish(reactor, "SubmitJobs", caller.status());
+    if (const absl::Status valid = Check(*request); !valid.ok()) {
+      gate_.Audit(*caller, valid);
+      return Finish(reactor, "SubmitJobs", valid);
+    }
+    // Each answer has a place of its own; the last one to come ends the call.
+    const int jobs = request->jobs_size();
+    auto missing = std::make_shared<std::atomic<int>>(jobs);
+    for (int i = 0; i < jobs; ++i) response->add_results();
+    for (int i = 0; i < jobs; ++i) {
+      SubmitOneOf(*caller, *Batches::RequestOf(*context).mutable_jobs(i),
+                  [this, reactor, missing,
+                   result = response->mutable_results(i)](absl::StatusOr<JobReply> reply) {
+                    if (reply.ok()) {
+                      *result->mutable_accepted()->mutable_job() = std::move(reply->job);
+                      result->mutable_accepted()->set_existed(reply->existed);
+                    } else {
+                      const grpc::Status status = ToGrpc(reply.status());
+                      result->set_code(status.error_code());
+                      result->set_message(status.error_message());
+                    }
+                    if (missing->fetch_sub(1) == 1) {
+                      Finish(reactor, "SubmitJobs", absl::OkStatus());
+                    }
+                  });
+    }
     return reactor;
   }
 
@@ -434,6 +471,39 @@ class JobService : public v1::JobService::CallbackService {
     return reactor;
   }
 
+  // A job of SubmitJobs. `done` is called once.
+  void SubmitOneOf(const Admitted& caller, v1::SubmitRequest& request, Done<JobReply> done) {
+    v1::JobSpec spec = std::move(*request.mutable_spec());
+    spec::ApplyDefaults(spec);
+    const absl::StatusOr<Admitted> further =
+        gate_.AdmitFurther(caller, spec.name().substr(0, kNameBytesMax), spec.queue());
+    if (!further.ok()) return done(further.status());
+    if (const absl::Status valid = Check(request, spec); !valid.ok()) {
+      gate_.Audit(*further, valid);
+      return done(valid);
+    }
+    absl::StatusOr<Slots::Slot> slot = gate_.TakeSlot(SlotKind::kCall, *further);
+    if (!slot.ok()) return done(slot.status());
+    shell_.Submit(std::move(spec), request.request_id(), *further,
+                  [done = std::move(done), slot = *std::move(slot)](
+                      absl::StatusOr<JobReply> reply) mutable { done(std::move(reply)); });
+  }
+
+  static absl::Status Check(const v1::SubmitJobsRequest& request) {
+    if (request.jobs_size() < 1 || request.jobs_size() > kJobsPerCallMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("jobs: ", request.jobs_size(), ", 1 to ", kJobsPerCallMax,
+                       " are possible; submit more in several calls"));
+    }
+    for (int i = 0; i < request.jobs_size(); ++i) {
+      if (request.jobs(i).validate_only()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("jobs[", i, "].validate_only: is for Submit; leave it out"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   static absl::Status Check(const v1::SubmitRequest& request, const v1::JobSpec& spec) {
     if (request.request_id().size() > kRequestIdBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat("request_id: ", request.request_id().size(),
@@ -634,11 +704,13 @@ class JobService : public v1::JobService::CallbackService {
   }
 
   using Submissions = OwnedMessages<v1::SubmitRequest, v1::SubmitResponse>;
+  using Batches = OwnedMessages<v1::SubmitJobsRequest, v1::SubmitJobsResponse>;
 
   Shell& shell_;
   Gate& gate_;
   const std::string version_;
   Submissions submissions_;
+  Batches batches_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -37,6 +38,17 @@ class FakeService : public v1::JobService::Service {
     if (submit_refusals-- > 0) return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no more jobs"};
     *response->mutable_job() = job;
     *response->mutable_job()->mutable_spec() = request->spec();
+    return grpc::Status::OK;
+  }
+  grpc::Status SubmitJobs(grpc::ServerContext* context, const v1::SubmitJobsRequest* request,
+                          v1::SubmitJobsResponse* response) override {
+    ++calls;
+    for (const v1::SubmitRequest& job : request->jobs()) {
+      v1::SubmitJobsResult& result = *response->add_results();
+      const grpc::Status status = Submit(context, &job, result.mutable_accepted());
+      result.set_code(status.error_code());
+      result.set_message(status.error_message());
+    }
     return grpc::Status::OK;
   }
   grpc::Status SubmitArray(grpc::ServerContext*, const v1::SubmitArrayRequest* request,
@@ -161,6 +173,7 @@ class FakeService : public v1::JobService::Service {
   v1::Job job;
   std::vector<v1::Worker> workers;
   std::vector<v1::Event> events;
+  std::atomic<int> calls = 0;  // of SubmitJobs
   int submit_failures = 0;
   int submit_refusals = 0;
   int log_streams = 0;
@@ -250,6 +263,7 @@ TEST_F(App, SubmitOfSeveral_SendsEachInItsOrder) {
   EXPECT_EQ(service_.submitted[1].spec().name(), "b");
   EXPECT_EQ(service_.submitted[2].spec().priority(), 7);
   EXPECT_NE(service_.submitted[0].request_id(), service_.submitted[1].request_id());
+  EXPECT_EQ(service_.calls, 1);
   EXPECT_EQ(RunApp({"submit", many, "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(nlohmann::json::parse(out_.str()).size(), 2u);
   EXPECT_EQ(RunApp({"submit", many, "--dry-run"}), 0) << err_.str();
@@ -274,6 +288,24 @@ TEST_F(App, SubmitOfSeveral_IsRefusedAsAWholeForASpec_AndGoesOnAfterTheCoordinat
   EXPECT_EQ(RunApp({"submit", SpecFile(), SpecFile()}), 1);
   EXPECT_THAT(err_.str(), AllOf(HasSubstr("job.yaml: no more jobs"), HasSubstr("1 of 2 were not")));
   EXPECT_EQ(service_.submitted.size(), 2u);
+}
+
+TEST_F(App, SubmitOfMany_SendsThemInAFewCalls_AndAgainWhatAStoppingCoordinatorLost) {
+  const std::string many = directory_ + "/many.yaml";
+  std::ofstream file(many);
+  for (int i = 0; i < 300; ++i) {
+    file << "---\nname: j" << i << "\ncommand: [\"true\"]\nresources: {device: cpu, ranks: 1}\n";
+  }
+  file.close();
+  EXPECT_EQ(RunApp({"submit", many}), 0) << err_.str();
+  EXPECT_EQ(service_.calls, 2);
+  ASSERT_EQ(service_.submitted.size(), 300u);
+  EXPECT_EQ(service_.submitted[299].spec().name(), "j299");
+  service_.submitted.clear();
+  service_.submit_failures = 1;
+  EXPECT_EQ(RunApp({"submit", SpecFile(), SpecFile()}), 0) << err_.str();
+  ASSERT_EQ(service_.submitted.size(), 4u);
+  EXPECT_EQ(service_.submitted[0].request_id(), service_.submitted[2].request_id());
 }
 
 TEST_F(App, SubmitOfAnArray_SendsAllTasksAtOnce) {

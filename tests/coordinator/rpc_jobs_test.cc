@@ -43,6 +43,52 @@ TEST_F(RpcTest, RequestId_MakesOneJob_AlsoAcrossARestart) {
   EXPECT_EQ(jobs.jobs_size(), 1);
 }
 
+TEST_F(RpcTest, JobsOfOneCall_AreAcceptedOrRefusedEach_InTheirOrder) {
+  v1::SubmitJobsRequest request;
+  for (const char* name : {"first", "second", "first", "bad", "third"}) {
+    v1::SubmitRequest& job = *request.add_jobs();
+    *job.mutable_spec() = SmallJobSpec(name);
+    job.set_request_id(absl::StrCat("r", request.jobs_size()));
+  }
+  request.mutable_jobs(1)->mutable_spec()->add_after("first:succeeded");
+  request.mutable_jobs(3)->mutable_spec()->mutable_engine()->mutable_model()->set_heads(3);
+  v1::SubmitJobsResponse response;
+  ASSERT_TRUE(stub_->SubmitJobs(Context().get(), request, &response).ok());
+  ASSERT_EQ(response.results_size(), 5);
+  for (const int accepted : {0, 1, 4}) {
+    EXPECT_EQ(response.results(accepted).code(), 0) << response.results(accepted).message();
+    EXPECT_EQ(response.results(accepted).accepted().job().name(),
+              request.jobs(accepted).spec().name());
+  }
+  EXPECT_EQ(response.results(2).code(), grpc::ALREADY_EXISTS);
+  EXPECT_EQ(response.results(3).code(), grpc::INVALID_ARGUMENT);
+  EXPECT_THAT(response.results(3).message(), HasSubstr("engine.model.heads"));
+  v1::SubmitJobsResponse again;
+  ASSERT_TRUE(stub_->SubmitJobs(Context().get(), request, &again).ok());
+  EXPECT_TRUE(again.results(4).accepted().existed());
+  EXPECT_EQ(again.results(4).accepted().job().id(), response.results(4).accepted().job().id());
+  v1::ListJobsResponse jobs;
+  ASSERT_TRUE(stub_->ListJobs(Context().get(), {}, &jobs).ok());
+  ASSERT_EQ(jobs.jobs_size(), 3);  // newest first
+  EXPECT_EQ(jobs.jobs(0).name(), "third");
+  EXPECT_EQ(jobs.jobs(2).name(), "first");
+}
+
+TEST_F(RpcTest, JobsOfOneCall_NoneOrTooManyOrToBeCheckedAlone_AreInvalid) {
+  v1::SubmitJobsRequest request;
+  v1::SubmitJobsResponse response;
+  EXPECT_THAT(stub_->SubmitJobs(Context().get(), request, &response).error_message(),
+              HasSubstr("jobs: 0, 1 to 1000 are possible"));
+  for (int i = 0; i < 1001; ++i) request.add_jobs();
+  EXPECT_EQ(stub_->SubmitJobs(Context().get(), request, &response).error_code(),
+            grpc::INVALID_ARGUMENT);
+  request.clear_jobs();
+  *request.add_jobs()->mutable_spec() = SmallJobSpec("a");
+  request.mutable_jobs(0)->set_validate_only(true);
+  EXPECT_THAT(stub_->SubmitJobs(Context().get(), request, &response).error_message(),
+              HasSubstr("jobs[0].validate_only: "));
+}
+
 TEST_F(RpcTest, WrongSpec_IsRefusedByField_AndMakesNoJob) {
   v1::JobSpec spec = SmallJobSpec("gpt");
   spec.mutable_engine()->mutable_model()->set_heads(3);

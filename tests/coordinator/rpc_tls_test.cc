@@ -366,6 +366,24 @@ TEST_F(TlsTest, OwnersCancelTheirOwnJobsAlone_OperatorsAny) {
   EXPECT_THAT(cancelled.proof(), HasSubstr("certificate "));
 }
 
+TEST_F(TlsTest, JobsOfOneCall_AreDeniedEachForItsQueue) {
+  ASSERT_OK(pki_.IssueUser("ann", {{security::Role::kSubmitter, "default"}}, kDay).status());
+  v1::SubmitJobsRequest request;
+  *request.add_jobs()->mutable_spec() = testing::SmallJobSpec("theirs");
+  request.mutable_jobs(0)->mutable_spec()->set_queue("production");
+  *request.add_jobs()->mutable_spec() = testing::SmallJobSpec("own");
+  v1::SubmitJobsResponse response;
+  const auto stub = v1::JobService::NewStub(Channel("user-ann"));
+  ASSERT_TRUE(stub->SubmitJobs(Context().get(), request, &response).ok());
+  ASSERT_EQ(response.results_size(), 2);
+  EXPECT_EQ(response.results(0).code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(response.results(0).message(), HasSubstr("in queue production"));
+  EXPECT_EQ(response.results(1).code(), 0) << response.results(1).message();
+  EXPECT_EQ(response.results(1).accepted().job().spec().name(), "own");
+  EXPECT_EQ(LastOf("JobService.SubmitJobs", 7).target(), "theirs");
+  EXPECT_EQ(LastOf("JobService.SubmitJobs", 0).who(), "user ann");
+}
+
 TEST_F(TlsTest, TheAccessFileGivesRoles_AndIsReadAgain) {
   ASSERT_OK(pki_.IssueUser("dave", {}, kDay).status());
   const auto dave = Channel("user-dave");
