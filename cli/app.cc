@@ -197,7 +197,8 @@ class Application {
   }
 
   void DeclareReads() {
-    CLI::App* get = AddGroup(app_, "get", "List jobs or workers, or show one job");
+    CLI::App* get =
+        AddGroup(app_, "get", "List jobs, workers, queues or reservations, or show one job");
     CLI::App* jobs = Add(*get, "jobs", "All jobs, newest first", [this] {
       return WithClient(
           [this](auto& client) { return GetJobs(client, labels_, tasks_, format(), terminal_); });
@@ -222,9 +223,12 @@ class Application {
             [this](auto& client) { return GetWorkers(client, tree_, format(), terminal_); });
       })->add_flag("--tree", tree_, "As a tree of zones, blocks, racks and NVLink domains");
     }
-    Add(app_, "queue", "The queues: what each uses, is guaranteed, borrows and waits for", [this] {
-      return WithClient([this](auto& client) { return Queues(client, format(), terminal_); });
-    });
+    for (const auto& [parent, name] : {std::pair(&app_, "queue"), {get, "queues"}}) {
+      Add(*parent, name, "The queues: what each uses, is guaranteed, borrows and waits for",
+          [this] {
+            return WithClient([this](auto& client) { return Queues(client, format(), terminal_); });
+          });
+    }
     CLI::App* describe = AddGroup(app_, "describe", "Everything about one job or worker");
     Add(*describe, "worker", "State, devices, domains, and the faults that speak against it",
         [this] {
@@ -649,7 +653,7 @@ class Application {
             return ApplyQueues(client, queues_file_, format(), terminal_);
           });
         })
-        ->add_option("FILE", queues_file_, "YAML or JSON")
+        ->add_option("FILE", queues_file_, "YAML or JSON; - is stdin")
         ->required();
     Add(*queues, "get", "The queues as they were last defined, as YAML for apply", [this] {
       return WithClient(

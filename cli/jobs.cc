@@ -335,7 +335,13 @@ absl::Status ChangeJob(CoordinatorClient& client, CoordinatorClient::JobChange c
     return absl::OkStatus();
   }
   terminal.out << job.name() << " is " << spec::EnumName(job.state());
-  if (job.has_waiting()) terminal.out << ": " << WaitText(job.waiting());
+  using JobChange = CoordinatorClient::JobChange;
+  const bool saves = change == JobChange::kPreempt || change == JobChange::kSuspend;
+  if (saves && job.waiting().code() == v1::WAIT_CODE_RELEASING) {
+    terminal.out << ": its ranks save a checkpoint at the end of their step and stop";
+  } else if (job.has_waiting()) {
+    terminal.out << ": " << WaitText(job.waiting());
+  }
   terminal.out << "\n";
   return absl::OkStatus();
 }

@@ -212,7 +212,10 @@ absl::Status Plan(const PlanOptions& options, CoordinatorClient* client, Format 
     v1::ExplainRequest request;
     *request.mutable_spec() = spec;
     ASSIGN_OR_RETURN(outlook, client->Explain(request));
+    // All that the coordinator knows of a job that does not exist.
+    const v1::PlacementCost cost = outlook.job().placement_cost();
     outlook.clear_job();
+    if (!cost.axes().empty()) *outlook.mutable_job()->mutable_placement_cost() = cost;
   }
   if (spec.command_size() > 0) return PlanCommand(outlook, client != nullptr, format, terminal);
   // Of an elastic job, what it takes with its largest size.

@@ -7,8 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "base/file_system.h"
 #include "base/status_macros.h"
+#include "cli/spec_file.h"
+#include "proto/spec/document.h"
 #include "proto/spec/names.h"
 #include "proto/spec/queues.h"
 
@@ -117,8 +118,9 @@ absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal
 
 absl::Status ApplyQueues(CoordinatorClient& client, const std::string& file, Format format,
                          Terminal& terminal) {
-  ASSIGN_OR_RETURN(const std::string text, PosixFileSystem()->Read(file));
-  ASSIGN_OR_RETURN(const v1::QueuePolicy policy, spec::ParseQueues(text, file));
+  ASSIGN_OR_RETURN(const std::string text, ReadText(file, spec::kTextBytesMax));
+  ASSIGN_OR_RETURN(const v1::QueuePolicy policy,
+                   spec::ParseQueues(text, file == "-" ? "stdin" : file));
   ASSIGN_OR_RETURN(const v1::ApplyQueuesResponse response, client.ApplyQueues(policy));
   for (const std::string& warning : response.warnings()) {
     terminal.err << "warning: " << warning << "\n";

@@ -52,6 +52,10 @@ absl::Status DiffRankMap(CoordinatorClient& client, const std::string& job, uint
   for (int rank = 0; rank < ranks; ++rank) {
     if (PlaceOf(before, rank) != PlaceOf(after, rank)) moved.push_back(rank);
   }
+  // Of a job that was resized, some ranks are new, or are gone.
+  const int kept = std::min(before.placements_size(), after.placements_size());
+  const auto stayed = [kept](int rank) { return rank < kept; };
+  const auto elsewhere = std::count_if(moved.begin(), moved.end(), stayed);
   if (format != Format::kTable) {
     Json list = Json::array();
     for (const int rank : moved) {
@@ -68,8 +72,13 @@ absl::Status DiffRankMap(CoordinatorClient& client, const std::string& job, uint
           format, terminal.out);
     return absl::OkStatus();
   }
-  terminal.out << response.job_id() << ": " << moved.size() << " of " << ranks
-               << " ranks moved between epoch " << from << " and " << to << "\n";
+  terminal.out << response.job_id() << ": " << elsewhere << " of " << kept
+               << " ranks moved between epoch " << from << " and " << to;
+  if (ranks > kept) {
+    terminal.out << ", " << ranks - kept
+                 << (kept == before.placements_size() ? " were added" : " were given up");
+  }
+  terminal.out << "\n";
   if (moved.empty()) return absl::OkStatus();
   std::vector<std::vector<std::string>> rows = {
       {"RANK", absl::StrCat("EPOCH ", from), absl::StrCat("EPOCH ", to)}};

@@ -22,29 +22,6 @@ namespace {
 constexpr size_t kFileBytesMax = 64 << 20;
 constexpr size_t kSubmissionsMax = 10'000;
 
-// At most one byte more than `bytes_max`, so that a longer text is found out.
-absl::StatusOr<std::string> ReadText(const std::string& path, size_t bytes_max) {
-  std::ifstream file;
-  if (path != "-") {
-    file.open(path, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
-  }
-  std::istream& in = path == "-" ? std::cin : file;
-  std::string text;
-  constexpr size_t kChunk = 1 << 16;
-  for (bool more = true; more && text.size() <= bytes_max;) {
-    const size_t before = text.size();
-    text.resize(std::min(before + kChunk, bytes_max + 1));
-    in.read(text.data() + before, static_cast<std::streamsize>(text.size() - before));
-    more = in.gcount() == static_cast<std::streamsize>(text.size() - before);
-    text.resize(before + static_cast<size_t>(in.gcount()));
-  }
-  if (in.bad() || (path != "-" && text.empty() && !file.eof())) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
-  return text;
-}
-
 // Nothing but comments, directives and empty lines.
 bool IsBlank(absl::string_view document) {
   for (absl::string_view line : absl::StrSplit(document, '\n')) {
@@ -78,6 +55,28 @@ absl::Status Refused(const absl::Status& why) {
 std::string NameOf(const std::string& file) { return file == "-" ? "stdin" : file; }
 
 }  // namespace
+
+absl::StatusOr<std::string> ReadText(const std::string& path, size_t bytes_max) {
+  std::ifstream file;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened"));
+  }
+  std::istream& in = path == "-" ? std::cin : file;
+  std::string text;
+  constexpr size_t kChunk = 1 << 16;
+  for (bool more = true; more && text.size() <= bytes_max;) {
+    const size_t before = text.size();
+    text.resize(std::min(before + kChunk, bytes_max + 1));
+    in.read(text.data() + before, static_cast<std::streamsize>(text.size() - before));
+    more = in.gcount() == static_cast<std::streamsize>(text.size() - before);
+    text.resize(before + static_cast<size_t>(in.gcount()));
+  }
+  if (in.bad() || (path != "-" && text.empty() && !file.eof())) {
+    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  }
+  return text;
+}
 
 absl::StatusOr<std::vector<v1::JobSpec>> LoadSpecs(const std::string& file,
                                                    const std::vector<std::string>& overrides,

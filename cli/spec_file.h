@@ -11,6 +11,10 @@
 
 namespace muster::cli {
 
+// The text of a file ("-" = stdin); at most one byte more than `bytes_max`, so that a longer one is
+// found out. kNotFound names the file.
+absl::StatusOr<std::string> ReadText(const std::string& path, size_t bytes_max);
+
 // The spec in `file` ("-" = stdin), or the specs of the tasks of its array, with `--set` applied
 // and checked (spec::LoadTasks). kNotFound names the file; kInvalidArgument has every problem on a
 // line of its own.

@@ -87,7 +87,7 @@ const Order kOrders[] = {
 struct Totals {
   int64_t ready = 0, unreachable = 0, lost = 0;
   int64_t devices = 0, free = 0, unusable = 0, away = 0;
-  double held = 0;
+  double held = 0, cordoned = 0;
   int64_t waiting = 0, training = 0;
   double tokens_per_second = 0;
   std::map<v1::UsageClass, double> by_class;
@@ -104,6 +104,9 @@ Totals TotalsOf(const TopData& data, absl::Time now) {
     totals.devices += worker.devices_size();
     totals.free += worker.slots_free();
     if (!ready) totals.away += worker.devices_size();
+    if (ready && worker.has_cordon()) {
+      totals.cordoned += std::max(0.0, worker.devices_size() - worker.slots_used());
+    }
     for (const v1::Device& device : worker.devices()) {
       totals.unusable += ready && !device.unusable().empty() ? 1 : 0;
     }
@@ -135,6 +138,7 @@ std::string DevicesText(const Totals& totals) {
   if (!classes.empty()) absl::StrAppend(&text, " (", absl::StrJoin(classes, ", "), ")");
   absl::StrAppend(&text, ", ", totals.free, " free");
   if (totals.unusable > 0) absl::StrAppend(&text, ", ", totals.unusable, " unusable");
+  if (totals.cordoned > 0) absl::StrAppend(&text, ", ", totals.cordoned, " cordoned");
   if (totals.away > 0) absl::StrAppend(&text, ", ", totals.away, " on workers that are away");
   return text;
 }

@@ -464,7 +464,7 @@ void CoreImpl::Schedule(Turn& turn) {
   for (const JobId& id : scheduling_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
     if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
-    Transition(job, JobEvent::kRetry, "its devices are released and the back-off is over", turn);
+    Transition(job, JobEvent::kRetry, "its devices are released, and no back-off keeps it", turn);
   }
   muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
   if (!plan.decisions.empty()) {

@@ -542,6 +542,7 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
     case v1::CAUSE_PREEMPTED:
     case v1::CAUSE_RESIZED:
     case v1::CAUSE_DEADLINE:
+    case v1::CAUSE_MAINTENANCE:
       // Its ranks were not asked to stop when one of them was ended by somebody else. A job of
       // before there was such a field has none.
       if (job.state.stop_rank() >= 0 || !job.spec().preemption().has_grace()) {
@@ -550,7 +551,6 @@ absl::Duration CoreImpl::StopGraceOf(const JobEntry& job) const {
       return FromProto(job.spec().preemption().grace());
     case v1::CAUSE_UNSPECIFIED:
     case v1::CAUSE_CANCELLED:
-    case v1::CAUSE_MAINTENANCE:
     case v1::CAUSE_TIME_LIMIT:
       return config_.stop_grace;
     default:

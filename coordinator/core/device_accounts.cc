@@ -169,6 +169,7 @@ void DeviceAccounts::BringUpToDate(JobTable& jobs, WorkerTable& workers, SpareCo
   count({v1::USAGE_CLASS_IDLE}, tally.idle - spares.free * kWholeDevice);
   count({v1::USAGE_CLASS_SPARE}, spares.free * kWholeDevice);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_WORKER_LOST}, tally.away);
+  count({v1::USAGE_CLASS_AWAY, v1::CAUSE_MAINTENANCE}, tally.maintenance);
   count({v1::USAGE_CLASS_AWAY, v1::CAUSE_DEVICE}, tally.unusable);
   ledger_.SetFleet(tally.all(), std::move(unheld));
   if (ledger_.PeriodIsOver()) {

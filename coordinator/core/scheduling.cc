@@ -95,6 +95,26 @@ std::vector<std::string> Scheduling::WarningsOf(const v1::QueuePolicy& policy) {
           " that is every device, so that no job but one that recovers starts there; lower it"));
     }
   }
+  for (int device = 0; device < v1::DeviceKind_ARRAYSIZE; ++device) {
+    if (!v1::DeviceKind_IsValid(device)) continue;
+    const auto kind = static_cast<v1::DeviceKind>(device);
+    int64_t guaranteed = 0;
+    for (const int queue : tree_.Below(QueueTree::kNone)) {
+      guaranteed += tree_.at(queue).guaranteed[static_cast<size_t>(device)];
+    }
+    const int64_t total = slots_.Of(kind).total;
+    if (guaranteed <= total) continue;
+    warnings.push_back(absl::StrCat("queues: ", guaranteed, " ", spec::EnumName(kind),
+                                    " are guaranteed in all, and all workers have ", total,
+                                    "; until more join not everybody gets what is theirs"));
+  }
+  for (int i = 0; i < policy.queues_size(); ++i) {
+    if (!policy.queues(i).has_running_jobs_max() || policy.queues(i).running_jobs_max() > 0) {
+      continue;
+    }
+    warnings.push_back(absl::StrCat("queues[", i, "].running_jobs_max: 0, so that no job of queue ",
+                                    policy.queues(i).name(), " starts; leave it out for no limit"));
+  }
   return warnings;
 }
 

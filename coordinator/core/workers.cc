@@ -214,8 +214,7 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
     out.away = !worker.stale_attempts.empty() ? v1::AWAY_REASON_ENDS_ATTEMPT
                : worker.session.has_value()   ? v1::AWAY_REASON_NOT_HEARD
                                               : v1::AWAY_REASON_NOT_CONNECTED;
-    if (worker.stale_attempts.empty() && worker.row.has_cordon() && worker.session.has_value() &&
-        worker.row.state() == v1::WORKER_STATE_READY) {
+    if (worker.InMaintenance()) {
       out.away = worker.row.cordon().drain() ? v1::AWAY_REASON_DRAINED : v1::AWAY_REASON_CORDONED;
     }
     if (!worker.stale_attempts.empty()) out.ends_attempt = *worker.stale_attempts.begin();
@@ -250,6 +249,7 @@ void FleetTally::Add(const FleetTally& other, int sign) {
   held += sign * other.held;
   idle += sign * other.idle;
   away += sign * other.away;
+  maintenance += sign * other.maintenance;
   unusable += sign * other.unusable;
 }
 
@@ -262,10 +262,12 @@ int64_t WorkerTable::HeldBy(const JobId& job) const {
 FleetTally WorkerTable::TallyOf(const WorkerEntry& worker) {
   FleetTally tally;
   for (const auto& [device, holders] : worker.held) tally.held += worker.HeldOf(device);
-  const bool ready = worker.Ready();
+  int64_t& usable = worker.Ready()           ? tally.idle
+                    : worker.InMaintenance() ? tally.maintenance
+                                             : tally.away;
   for (const v1::Device& device : worker.row.devices()) {
     const int64_t left = kWholeDevice - worker.HeldOf(device.name());
-    (!ready ? tally.away : device.unusable().empty() ? tally.idle : tally.unusable) += left;
+    (device.unusable().empty() || !worker.Ready() ? usable : tally.unusable) += left;
   }
   return tally;
 }

@@ -56,6 +56,11 @@ struct WorkerEntry {
     return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty() &&
            !row.has_cordon();
   }
+  // It would be ready if it were not cordoned or drained.
+  bool InMaintenance() const {
+    return row.state() == v1::WORKER_STATE_READY && session.has_value() && stale_attempts.empty() &&
+           row.has_cordon();
+  }
   // The jobs that hold a slot here.
   std::set<JobId> Jobs() const;
   // What is held of the device, in thousandths.
@@ -68,10 +73,11 @@ bool Covers(const v1::Reservation& reservation, const std::string& device);
 struct FleetTally {
   int64_t held = 0;
   int64_t idle = 0;
-  int64_t away = 0;      // their worker is not ready
-  int64_t unusable = 0;  // on a ready worker
+  int64_t away = 0;         // their worker is not ready
+  int64_t maintenance = 0;  // it is ready but for a cordon
+  int64_t unusable = 0;     // on a ready worker
 
-  int64_t all() const { return held + idle + away + unusable; }
+  int64_t all() const { return held + idle + away + maintenance + unusable; }
   void Add(const FleetTally& other, int sign);
   friend bool operator==(const FleetTally&, const FleetTally&) = default;
 };

@@ -128,6 +128,10 @@ class FakeService : public v1::JobService::Service {
     explained.push_back(*request);
     if (request->has_spec()) {
       reply->add_placements()->set_worker("w7");
+      reply->mutable_job()->set_name("not submitted");
+      v1::PlacementCost& cost = *reply->mutable_job()->mutable_placement_cost();
+      cost.set_total(12);
+      cost.add_axes()->set_axis(v1::MESH_AXIS_DATA);
       return grpc::Status::OK;
     }
     *reply->mutable_job() = job;
@@ -503,6 +507,9 @@ TEST_F(App, DiffRankMap_ShowsTheRanksThatMoved) {
             "1     w1 cuda:1  w9 cuda:1\n");
   EXPECT_EQ(RunApp({"diff-rankmap", "gpt", "3", "7"}), 0) << err_.str();
   EXPECT_EQ(out_.str(), "gpt-abcde: 0 of 2 ranks moved between epoch 3 and 7\n");
+  service_.rank_maps.mutable_maps(2)->mutable_placements()->RemoveLast();
+  EXPECT_EQ(RunApp({"diff-rankmap", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("0 of 1 ranks moved between epoch 7 and 8, 1 were given up\n"));
   EXPECT_EQ(RunApp({"diff-rankmap", "gpt", "4", "8"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("nothing is known of epoch 4; known are 3, 7, 8"));
 }
@@ -525,6 +532,10 @@ TEST_F(App, TopOnce_ShowsJobsWorkersAndWhatDevicesDo) {
                                 HasSubstr("devices  2: 2 held (2 productive), 0 free\n"),
                                 HasSubstr("1 training, 0 waiting"), HasSubstr("research"),
                                 HasSubstr("gpt  running  2        productive  10/10")));
+  service_.workers[0].mutable_cordon();
+  service_.workers[0].set_slots_used(1);
+  EXPECT_EQ(RunApp({"top", "--once"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("0 free, 1 cordoned\n"));
   EXPECT_EQ(RunApp({"top", "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(Json::parse(out_.str())["jobs"][0]["name"], "gpt");
 }
@@ -777,10 +788,13 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   EXPECT_TRUE(service_.explained.empty()) << "only --cluster asks the coordinator";
   ASSERT_EQ(RunApp({"plan", SpecFile(), "--cluster", "-o", "json"}), 0) << err_.str();
   EXPECT_EQ(Json::parse(out_.str())["cluster"]["placements"][0]["worker"], "w7");
+  EXPECT_EQ(Json::parse(out_.str())["cluster"]["job"]["placementCost"]["total"], 12);
+  EXPECT_EQ(Json::parse(out_.str())["cluster"]["job"]["name"], "");
   ASSERT_EQ(service_.explained.size(), 1u);
   EXPECT_EQ(service_.explained[0].spec().resources().ranks(), 2);
   ASSERT_EQ(RunApp({"plan", SpecFile(), "--cluster"}), 0) << err_.str();
-  EXPECT_THAT(out_.str(), HasSubstr("it would start at once.\nWORKER  RANKS"));
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("it would start at once.\nWORKER  RANKS"),
+                                HasSubstr("cost 12"), HasSubstr("data")));
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--device-memory", "much"}), 2);
   EXPECT_EQ(RunApp({"plan", SpecFile(), "--set", "engine.model.heads=3"}), 1);
   EXPECT_THAT(err_.str(), HasSubstr("engine.model.heads: 3 does not divide hidden (8)"));

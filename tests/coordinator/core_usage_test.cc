@@ -198,6 +198,18 @@ TEST_F(CoreUsageTest, LostWorker_IsAwayUntilItIsRemoved) {
   EXPECT_GE(all["away worker_lost"], 2 * 36);
 }
 
+TEST_F(CoreUsageTest, CordonedWorker_IsAwayForMaintenance_ButForWhatJobsHoldThere) {
+  Hello();
+  Pass(10);
+  v1::CordonRequest cordon;
+  cordon.add_workers("w");
+  Handle(FleetEvent{CallId(9), cordon, "client 1"});
+  Pass(5);
+  Observe(v1::Observed());  // it is heard from, so that it is not silent
+  Pass(5);
+  EXPECT_THAT(OfAll(), UnorderedElementsAre(Pair("idle", 20), Pair("away maintenance", 20)));
+}
+
 TEST_F(CoreUsageTest, UnusableDevice_IsAway) {
   SessionOpened hello = HelloOf("w", 3);
   hello.hello.mutable_devices(1)->set_unusable("Xid 79");

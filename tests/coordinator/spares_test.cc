@@ -249,6 +249,25 @@ TEST_F(SparesCoreTest, JobWhoseDeviceFailed_RecoversOnASpare) {
   EXPECT_NE(Job().ranks(0).device(), broken);
 }
 
+TEST_F(SparesCoreTest, PolicyThatGuaranteesMoreThanThereIs_OrLetsNothingRun_IsWarnedOf) {
+  Hello();
+  v1::QueuePolicy policy;
+  v1::QueueSpec& queue = *policy.add_queues();
+  queue.set_name("research");
+  (*queue.mutable_guaranteed())["cpu"] = 2;
+  Handle(ApplyQueuesEvent{CallId(5), policy, {}});
+  ASSERT_EQ(Actions<ReplyAction>().size(), 1u);
+  EXPECT_THAT(Actions<ReplyAction>()[0].warnings, ::testing::IsEmpty());
+  (*policy.mutable_queues(0)->mutable_guaranteed())["cpu"] = 3;
+  policy.mutable_queues(0)->set_running_jobs_max(0);
+  Handle(ApplyQueuesEvent{CallId(6), policy, {}});
+  ASSERT_EQ(Actions<ReplyAction>().size(), 1u);
+  EXPECT_THAT(Actions<ReplyAction>()[0].warnings,
+              ::testing::ElementsAre(
+                  HasSubstr("queues: 3 cpu are guaranteed in all, and all workers have 2"),
+                  HasSubstr("queues[0].running_jobs_max: 0, so that no job of queue research")));
+}
+
 TEST_F(SparesCoreTest, PolicyThatKeepsAllOfADomain_IsWarnedOf) {
   Hello();
   Handle(ApplyQueuesEvent{CallId(5), Keep(v1::TOPOLOGY_LEVEL_CLUSTER, 2), {}});
