@@ -308,9 +308,12 @@ class Screen {
 };
 volatile sig_atomic_t Screen::caught = 0;
 
-absl::Status Read(CoordinatorClient& client, TopData& data) {
+// `first`: workers as they are now, and not as of the last sample, which a coordinator that has just
+// started does not have yet.
+absl::Status Read(CoordinatorClient& client, TopData& data, bool first = false) {
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, client.ListLiveJobs(kJobsMax));
-  ASSIGN_OR_RETURN(std::vector<v1::Worker> workers, client.SampleWorkers());
+  ASSIGN_OR_RETURN(std::vector<v1::Worker> workers,
+                   first ? client.ListWorkers() : client.SampleWorkers());
   data.jobs = std::move(jobs);
   data.workers = std::move(workers);
   return absl::OkStatus();
@@ -374,7 +377,7 @@ std::vector<std::string> TopFrame(const TopData& data, const TopView& view, absl
 
 absl::Status Top(CoordinatorClient& client, TopOptions options, Format format, Terminal& terminal) {
   TopData data;
-  RETURN_IF_ERROR(Read(client, data));
+  RETURN_IF_ERROR(Read(client, data, /*first=*/true));
   TopView view;
   view.sort = options.sort;
   if (format != Format::kTable) {
