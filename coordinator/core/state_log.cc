@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -129,6 +130,29 @@ absl::Status Fold(const v1::LogEntry& entry, uint64_t& index, LoggedRows& rows) 
   return absl::OkStatus();
 }
 
+absl::Status Tail(Store& store, uint64_t after,
+                  absl::FunctionRef<absl::StatusOr<bool>(const v1::LogEntry& entry)> visit) {
+  absl::Status status;
+  bool first = true;
+  RETURN_IF_ERROR(store.Scan(
+      Table::kLog, schema::EncodeU64(after + 1), "",
+      [&](const std::string& key, const std::string& value) {
+        v1::LogEntry entry;
+        status = schema::Parse(Table::kLog, key, value, entry);
+        if (status.ok() && std::exchange(first, false) && entry.index() != after + 1 &&
+            !entry.restored()) {
+          status = absl::OutOfRangeError(absl::StrCat(
+              "the log begins with entry ", entry.index(), "; those from ", after + 1,
+              " on are not kept any more: replay from a snapshot that has them in its state"));
+        }
+        if (!status.ok()) return false;
+        const absl::StatusOr<bool> more = visit(entry);
+        status = more.status();
+        return status.ok() && *more;
+      }));
+  return status;
+}
+
 absl::StatusOr<std::pair<LoggedRows, uint64_t>> ReadLogged(Store& store) {
   LoggedRows rows;
   for (size_t i = 0; i < static_cast<size_t>(Table::kTableCount); ++i) {
@@ -156,30 +180,16 @@ absl::StatusOr<Replayed> Replay(Store& store, Store* base, uint64_t until,
     ASSIGN_OR_RETURN(std::tie(out.rows, index), ReadLogged(*base));
     if (decisions != nullptr) RETURN_IF_ERROR(decisions->Begin(*base, out.rows));
   }
-  absl::Status status;
   bool early = false;
-  const uint64_t first = index + 1;
-  RETURN_IF_ERROR(store.Scan(
-      Table::kLog, schema::EncodeU64(first), "",
-      [&](const std::string& key, const std::string& value) {
-        v1::LogEntry entry;
-        status = schema::Parse(Table::kLog, key, value, entry);
-        if (!status.ok()) return false;
-        early = until != 0 && entry.index() > until;
-        if (early) return false;
-        if (out.entries == 0 && entry.index() != first && !entry.restored()) {
-          status = absl::OutOfRangeError(absl::StrCat(
-              "the log begins with entry ", entry.index(), "; those from ", first,
-              " on are not kept any more: replay from a snapshot that has them in its state"));
-          return false;
-        }
-        status = Fold(entry, index, out.rows);
-        if (status.ok() && decisions != nullptr) status = decisions->Take(entry, out.rows);
-        if (out.entries++ == 0) out.first_index = entry.index();
-        out.last_index = entry.index();
-        return status.ok();
-      }));
-  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(Tail(store, index, [&](const v1::LogEntry& entry) -> absl::StatusOr<bool> {
+    early = until != 0 && entry.index() > until;
+    if (early) return false;
+    RETURN_IF_ERROR(Fold(entry, index, out.rows));
+    if (decisions != nullptr) RETURN_IF_ERROR(decisions->Take(entry, out.rows));
+    if (out.entries++ == 0) out.first_index = entry.index();
+    out.last_index = entry.index();
+    return true;
+  }));
   if (early) return out;
   ASSIGN_OR_RETURN(const auto stored, ReadLogged(store));
   if (out.entries == 0) out.last_index = index;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -40,6 +41,13 @@ class StateLog {
   uint64_t term_ = 0;
   uint64_t last_ = 0;
 };
+
+// Shows the entries behind index `after`, in their order, until `visit` returns an error, which is
+// returned, or false. A follower that folds them and calls again with the last index that it saw
+// has the state of every moment, while the coordinator writes on (Store::Scan). kOutOfRange:
+// entries behind `after` are not kept any more. kDataLoss: one cannot be read.
+absl::Status Tail(Store& store, uint64_t after,
+                  absl::FunctionRef<absl::StatusOr<bool>(const v1::LogEntry& entry)> visit);
 
 // Rows of logged tables.
 using LoggedRows = std::map<std::pair<Table, std::string>, std::string>;

@@ -1,5 +1,6 @@
 #include "coordinator/core/state_log.h"
 
+#include "base/status_macros.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
 #include "tests/coordinator/core_fixture.h"
@@ -52,6 +53,44 @@ TEST_F(StateLogTest, State_IsTheFoldOfItsEntries) {
   EXPECT_EQ(replayed->entries, static_cast<int64_t>(entries.size()));
   EXPECT_THAT(replayed->differences, IsEmpty());
   EXPECT_TRUE(replayed->rows.contains({Table::kStates, Job().id()}));
+}
+
+TEST_F(StateLogTest, Follower_HasTheRowsOfEveryMoment) {
+  LoggedRows rows;
+  uint64_t index = 0;
+  const auto follow = [&] {
+    EXPECT_OK(Tail(*store_, index, [&](const v1::LogEntry& entry) -> absl::StatusOr<bool> {
+      RETURN_IF_ERROR(Fold(entry, index, rows));
+      return true;
+    }));
+    const auto stored = ReadLogged(*store_);
+    ASSERT_OK(stored.status());
+    EXPECT_EQ(stored->second, index);
+    EXPECT_EQ(stored->first, rows);
+  };
+  Live();
+  follow();
+  const uint64_t before = index;
+  Restart();
+  GoOn(20);
+  follow();
+  EXPECT_GT(index, before);
+  follow();
+}
+
+TEST_F(StateLogTest, Follower_StopsWhereItWants_AndIsToldWhatIsNotKept) {
+  Live();
+  int seen = 0;
+  EXPECT_OK(
+      Tail(*store_, 0, [&](const v1::LogEntry&) -> absl::StatusOr<bool> { return ++seen < 2; }));
+  EXPECT_EQ(seen, 2);
+  EXPECT_EQ(Tail(*store_, 0, [](const v1::LogEntry&) { return absl::DataLossError("broken"); }),
+            absl::DataLossError("broken"));
+  Batch forget;
+  forget.Delete(Table::kLog, schema::EncodeU64(1));
+  EXPECT_OK(store_->Write({forget}));
+  EXPECT_THAT(Tail(*store_, 0, [](const v1::LogEntry&) { return true; }),
+              StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("those from 1 on are not kept")));
 }
 
 TEST_F(StateLogTest, Fold_EndsWhereItIsAsked) {
