@@ -297,6 +297,7 @@ int RunTool(const std::function<absl::StatusOr<StoreContents>()>& tool) {
     return 1;
   }
   std::cout << "{\"clusterId\":" << Quoted(contents->cluster_id)
+            << ",\"historyId\":" << Quoted(contents->history_id)
             << ",\"leaderTerm\":" << contents->leader_term
             << ",\"lastEvent\":" << contents->last_event << ",\"jobs\":" << contents->jobs
             << ",\"liveJobs\":" << contents->live_jobs << ",\"workers\":" << contents->workers
@@ -477,7 +478,8 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (restore->parsed()) {
-    return RunTool([&] { return RestoreBackup(backup, flags.data_dir, absl::Now()); });
+    Rng rng(SystemSeed());
+    return RunTool([&] { return RestoreBackup(backup, flags.data_dir, rng, absl::Now()); });
   }
   if (const absl::Status safe = CheckListen(flags); !safe.ok()) {
     std::cerr << "muster-coordinator: " << safe.message() << "\n";

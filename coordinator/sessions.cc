@@ -31,8 +31,9 @@ bool Sessions::Remove(SessionId session) {
 bool Sessions::Send(SessionId session, v1::FromCoordinator message) {
   const std::shared_ptr<SessionStream> stream = Find(session);
   if (stream == nullptr) return false;
-  message.set_cluster_id(cluster_id_);
-  message.set_leader_term(leader_term_);
+  message.set_cluster_id(leader_.cluster_id);
+  message.set_history_id(leader_.history_id);
+  message.set_leader_term(leader_.term);
   stream->Send(std::move(message));
   return true;
 }

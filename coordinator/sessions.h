@@ -28,9 +28,14 @@ class SessionStream {
 // Thread-safe. Bound: kSessionsMax.
 class Sessions {
  public:
-  // Every message that is sent carries `cluster_id` and `leader_term`. `metrics` outlives this.
-  Sessions(std::string cluster_id, uint64_t leader_term, Metrics& metrics)
-      : cluster_id_(std::move(cluster_id)), leader_term_(leader_term), metrics_(metrics) {}
+  // What every message says of its sender.
+  struct Leader {
+    std::string cluster_id;
+    std::string history_id;
+    uint64_t term = 0;
+  };
+  // `metrics` outlives this.
+  Sessions(Leader leader, Metrics& metrics) : leader_(std::move(leader)), metrics_(metrics) {}
 
   // Keeps `stream` until Remove. The status given to Refuse, or kResourceExhausted.
   absl::StatusOr<SessionId> Add(std::shared_ptr<SessionStream> stream);
@@ -48,8 +53,7 @@ class Sessions {
  private:
   std::shared_ptr<SessionStream> Find(SessionId session);
 
-  const std::string cluster_id_;
-  const uint64_t leader_term_;
+  const Leader leader_;
   Metrics& metrics_;
   Mutex mutex_;
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);

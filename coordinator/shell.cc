@@ -56,7 +56,8 @@ absl::Status Shell::Recover(Recovery recover) {
   leader_term_ = core_->leader_term();
   // The new leader term must be durable before any message carries it.
   if (!output.batch.empty()) RETURN_IF_ERROR(parts_.store.Write({output.batch}));
-  sessions_ = std::make_unique<Sessions>(cluster_id_, leader_term_, parts_.metrics);
+  sessions_ = std::make_unique<Sessions>(
+      Sessions::Leader{cluster_id_, core_->history_id(), leader_term_}, parts_.metrics);
   watch_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   backup_loop_ = std::make_unique<ThreadLoop>(parts_.clock);
   published_ = std::make_unique<PublishedState>(*watch_loop_, parts_.metrics);
@@ -71,6 +72,7 @@ absl::Status Shell::Recover(Recovery recover) {
   const absl::Duration took = parts_.clock.Monotonic() - monotonic_start_;
   parts_.metrics.Recovered(leader_term_, took);
   parts_.log.Info("recovered", {{"cluster_id", cluster_id_},
+                                {"history_id", core_->history_id()},
                                 {"leader_term", leader_term_},
                                 {"last_event", published_->last_event()},
                                 {"seconds", absl::ToDoubleSeconds(took)}});

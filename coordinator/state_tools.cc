@@ -27,9 +27,9 @@ absl::Status Failed(const std::string& what, const std::error_code& error) {
 }
 
 // Opens the copy and marks it, so that nothing but a whole restore is left behind.
-absl::Status Mark(const std::string& copy, absl::Time now) {
+absl::Status Mark(const std::string& copy, Rng& rng, absl::Time now) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Store> store, OpenRocksDbStore(copy, "", ""));
-  return MarkRestored(*store, now);
+  return MarkRestored(*store, rng, now);
 }
 
 constexpr size_t kRowsPerWrite = 4096;
@@ -131,7 +131,7 @@ absl::StatusOr<StoreContents> VerifyBackup(const std::string& directory) {
 }
 
 absl::StatusOr<StoreContents> RestoreBackup(const std::string& directory,
-                                            const std::string& data_dir, absl::Time now) {
+                                            const std::string& data_dir, Rng& rng, absl::Time now) {
   ASSIGN_OR_RETURN(const StoreContents contents, VerifyBackup(directory));
   const std::string target = StateDirectoryOf(data_dir), partial = target + ".partial";
   std::error_code error;
@@ -145,8 +145,8 @@ absl::StatusOr<StoreContents> RestoreBackup(const std::string& directory,
   if (error) return Failed(absl::StrCat("make ", data_dir), error);
   fs::remove_all(partial, error);
   fs::copy(directory, partial, fs::copy_options::recursive, error);
-  absl::Status status =
-      error ? Failed(absl::StrCat("copy ", directory, " to ", partial), error) : Mark(partial, now);
+  absl::Status status = error ? Failed(absl::StrCat("copy ", directory, " to ", partial), error)
+                              : Mark(partial, rng, now);
   if (status.ok()) {
     fs::rename(partial, target, error);
     if (error) status = Failed(absl::StrCat("rename ", partial, " to ", target), error);

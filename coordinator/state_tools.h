@@ -24,10 +24,10 @@ inline std::string StateDirectoryOf(const std::string& data_dir) { return data_d
 absl::StatusOr<StoreContents> VerifyBackup(const std::string& directory);
 
 // Copies the backup in `directory` to the new data directory `data_dir` and makes it safe to serve
-// from (MarkRestored). Errors as VerifyBackup; kAlreadyExists: `data_dir` has a state already;
-// kUnavailable: I/O error. After an error `data_dir` has no state.
+// from (MarkRestored), as a history drawn from `rng`. Errors as VerifyBackup; kAlreadyExists:
+// `data_dir` has a state already; kUnavailable: I/O error. After an error `data_dir` has no state.
 absl::StatusOr<StoreContents> RestoreBackup(const std::string& directory,
-                                            const std::string& data_dir, absl::Time now);
+                                            const std::string& data_dir, Rng& rng, absl::Time now);
 
 // A snapshot's file, or a backup, to replay.
 struct ReplayOptions {

@@ -164,7 +164,7 @@ struct ReplyAction {
 };
 struct SendAction {
   SessionId session;
-  v1::FromCoordinator message;  // the shell fills in cluster_id and leader_term
+  v1::FromCoordinator message;  // the shell fills in cluster_id, leader_term and history_id
 };
 // Does nothing when the session is gone.
 struct CloseAction {
@@ -250,6 +250,8 @@ class Core {
   // so the shell answers reads from a copy taken after the sync (see shell.h).
   virtual uint64_t leader_term() const = 0;
   virtual const std::string& cluster_id() const = 0;
+  // FromCoordinator.history_id.
+  virtual const std::string& history_id() const = 0;
   // By id, else the newest of that name. kNotFound.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const = 0;
   // Newest first by submit sequence; `before` is exclusive, 0 = from the newest.

@@ -108,6 +108,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   state.clear_launched_membership();
   attempt.Clear();
   attempt.set_epoch(state.epoch());
+  attempt.set_history_id(history_id_);
   attempt.set_membership(1);
   *attempt.mutable_started() = ToProto(turn.now());
   for (v1::CheckpointRecord& checkpoint : job.checkpoints.Restorable()) {

@@ -42,11 +42,13 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
                                                  known->manifest_checksum(), ", not ",
                                                  commit.checkpoint().manifest_checksum()));
   }
-  if (!job->has_attempt() || job->epoch().value() != commit.epoch()) {
+  const bool foreign = worker.foreign_attempts.contains({job->id(), Epoch(commit.epoch())});
+  if (!job->has_attempt() || job->epoch().value() != commit.epoch() || foreign) {
     const std::string why = absl::StrCat(
         what, " is refused: ",
-        job->has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
-                           : std::string("the attempt has ended"));
+        foreign              ? "it is of another history of the coordinator's state"
+        : job->has_attempt() ? absl::StrCat("epoch ", job->epoch().value(), " is current")
+                             : std::string("the attempt has ended"));
     if (job->checkpoints.Refuse(step, commit.epoch())) {
       v1::Event row = About(*job, v1::EVENT_KIND_CHECKPOINT_REFUSED);
       row.set_epoch(commit.epoch());

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
+#include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/names.h"
 #include "proto/spec/share.h"
@@ -31,6 +32,9 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
   if (!cluster.has_value())
     return absl::DataLossError("the store has no cluster id; restore it from a backup");
   cluster_id_ = *cluster;
+  ASSIGN_OR_RETURN(const std::optional<std::string> history,
+                   store.Get(Table::kMeta, schema::kHistoryId));
+  history_id_ = history.value_or("");
   ASSIGN_OR_RETURN(const std::optional<std::string> term,
                    store.Get(Table::kMeta, schema::kLeaderTerm));
   if (term.has_value()) {
@@ -119,6 +123,10 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   state_log_.set_term(++leader_term_);
   last_turn_ = now;
   turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
+  if (history_id_.empty()) {  // of a new store, or of a version that had none
+    history_id_ = NewHistoryId(rng_);
+    turn.batch().Put(Table::kMeta, schema::kHistoryId, history_id_);
+  }
   const v1::PlanConditions conditions = ConditionsOf(config_.topology);
   if (std::string row = schema::Serialize(conditions); row != stored_conditions_) {
     stored_conditions_ = row;

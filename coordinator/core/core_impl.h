@@ -72,6 +72,7 @@ class CoreImpl : public Core {
   CoreOutput Handle(CoreEvent event, absl::Time now) override;
   uint64_t leader_term() const override { return leader_term_; }
   const std::string& cluster_id() const override { return cluster_id_; }
+  const std::string& history_id() const override { return history_id_; }
   absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override;
   std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const override;
   std::vector<v1::Worker> ListWorkers() const override;
@@ -324,6 +325,7 @@ class CoreImpl : public Core {
   const CoreConfig config_;
   Rng rng_;
   std::string cluster_id_;
+  std::string history_id_;
   uint64_t leader_term_ = 0;
   std::string stored_conditions_;  // the row kPlanConditions
   EventLog log_;

@@ -31,6 +31,12 @@ bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
           std::count(state.between().begin(), state.between().end(), worker) > 0);
 }
 
+// Of the histories of two copies of a cluster's state, or of what began in them. A version that
+// had none says nothing.
+bool Differ(const std::string& history, const std::string& other) {
+  return !history.empty() && !other.empty() && history != other;
+}
+
 bool HoldsProcesses(const v1::ObservedAttempt& attempt) {
   return std::any_of(attempt.ranks().begin(), attempt.ranks().end(),
                      [](const v1::ObservedRank& rank) { return !IsGone(rank.state()); });
@@ -96,7 +102,8 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
                        "' is no numeric IP address at which it could be reached"));
     }
   }
-  for (const std::string& id : {hello.boot_id(), hello.host_id(), hello.host()}) {
+  for (const std::string& id :
+       {hello.boot_id(), hello.host_id(), hello.host(), hello.history_id()}) {
     if (id.size() > kWorkerNameBytesMax) {
       return absl::InvalidArgumentError(absl::StrCat(who, "an id or host name of ", id.size(),
                                                      " bytes; at most ", kWorkerNameBytesMax));
@@ -117,12 +124,17 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
                        " bytes; names take 1-", kWorkerNameBytesMax, ", values at most as many"));
     }
   }
-  if (hello.leader_term() > leader_term_) {
+  const bool other_history = Differ(hello.history_id(), history_id_);
+  if (hello.leader_term() > leader_term_ ||
+      (other_history && hello.leader_term() == leader_term_)) {
     return absl::FailedPreconditionError(absl::StrCat(
         who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
+        other_history ? absl::StrCat(", of history ", Bounded(hello.history_id())) : "",
         ", this coordinator has ", leader_term_,
+        other_history ? absl::StrCat(" of history ", history_id_) : "",
         ": it runs on an older copy of the state. Stop it if the newer one is alive; a backup is "
-        "brought back with `muster admin restore`"));
+        "brought back with `muster admin restore`",
+        other_history ? ", on a machine whose clock is not behind" : ""));
   }
   const WorkerEntry* known = workers_.Find(WorkerId(hello.worker()));
   if (known == nullptr) return absl::OkStatus();
@@ -429,11 +441,15 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   const std::string& name = worker.row.name();
   std::set<JobId> absent = worker.Jobs();
   std::set<std::string> stale;
+  worker.foreign_attempts.clear();
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
     RaiseEpochFloor(id, attempt.epoch(), turn);
     JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
-    if (job == nullptr || job->epoch().value() != attempt.epoch()) {
+    const bool current = job != nullptr && job->epoch().value() == attempt.epoch();
+    const bool foreign = current && Differ(attempt.history_id(), job->attempt.history_id());
+    if (foreign) worker.foreign_attempts.emplace(id, job->epoch());
+    if (!current || foreign) {
       if (HoldsProcesses(attempt)) {
         stale.insert(absl::StrCat("job ", attempt.job_id(), " epoch ", attempt.epoch()));
       }
@@ -519,7 +535,8 @@ absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const Requ
   const std::string& job_id = request.job_id();
   const uint64_t epoch = request.epoch();
   JobEntry* job = jobs_.Find(JobId(job_id));
-  if (job == nullptr || !job->up() || job->epoch().value() != epoch) {
+  if (job == nullptr || !job->up() || job->epoch().value() != epoch ||
+      worker.foreign_attempts.contains({job->id(), job->epoch()})) {
     return absl::AbortedError(
         absl::StrCat("job ", Bounded(job_id), ": epoch ", epoch, " has ended"));
   }
@@ -578,6 +595,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   out.set_job_name(job.name());
   out.set_owner(job.fixed.owner());
   out.set_epoch(job.epoch().value());
+  out.set_history_id(job.attempt.history_id());
   out.set_membership(wanted.membership);
   out.set_stop_grace_ms(absl::ToInt64Milliseconds(wanted.stop_grace));
   out.set_phase(wanted.phase);

@@ -1,6 +1,9 @@
 #include "coordinator/core/restore.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "coordinator/core/job_entry.h"
 #include "coordinator/core/limits.h"
@@ -14,11 +17,27 @@
 namespace muster::coordinator {
 namespace {
 
-// How far numbers leap. A coordinator that starts once a second for 12 days, and a job that starts
-// 10,000 times between two backups, stay below.
+// How far numbers leap at least, whatever the clock says. A coordinator that starts once a second
+// for 12 days, and a job that starts 10,000 times between two backups, stay below.
 constexpr uint64_t kTermLeap = 1 << 20;
 constexpr uint64_t kEpochLeap = 10'000;
 constexpr uint64_t kEventLeap = 1'000'000'000;
+
+// The numbers that a restore begins with, above all that are in use. They are made of the time, so
+// that two restores of one backup, which begin with the same numbers in use, do not share any: in
+// the time between them fewer coordinators start than 1,000 in a millisecond, fewer attempts of a
+// job than one, and fewer events happen than 1,000.
+class Leaps {
+ public:
+  explicit Leaps(absl::Time now) : ms_(std::max<int64_t>(0, absl::ToUnixMillis(now))) {}
+  uint64_t Term(uint64_t used) const { return std::max(used + kTermLeap, ms_ * 1000); }
+  uint64_t Epoch(uint64_t used) const { return std::max(used + kEpochLeap, ms_); }
+  // Of the event log, the log of changes and the audit log.
+  uint64_t Entry(uint64_t used) const { return std::max(used + kEventLeap, ms_ * 1000); }
+
+ private:
+  uint64_t ms_;  // Unix time
+};
 
 absl::StatusOr<uint64_t> MetaNumber(Store& store, const char* key) {
   ASSIGN_OR_RETURN(const std::optional<std::string> value, store.Get(Table::kMeta, key));
@@ -57,6 +76,9 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
                    store.Get(Table::kMeta, kMetaClusterId));
   if (!cluster.has_value()) return absl::DataLossError("the store has no cluster id");
   contents.cluster_id = *cluster;
+  ASSIGN_OR_RETURN(const std::optional<std::string> history,
+                   store.Get(Table::kMeta, schema::kHistoryId));
+  contents.history_id = history.value_or("");
   ASSIGN_OR_RETURN(contents.leader_term, MetaNumber(store, schema::kLeaderTerm));
   ASSIGN_OR_RETURN(contents.last_event, MetaNumber(store, schema::kLastEvent));
   // Of schema 1; a restore brings them to the current one.
@@ -87,16 +109,23 @@ absl::StatusOr<StoreContents> Verify(Store& store) {
   return contents;
 }
 
-absl::Status MarkRestored(Store& store, absl::Time now) {
+std::string NewHistoryId(Rng& rng) {
+  const uint64_t high = rng.Next();
+  return absl::StrFormat("%016x%016x", high, rng.Next());
+}
+
+absl::Status MarkRestored(Store& store, Rng& rng, absl::Time now) {
   RETURN_IF_ERROR(Migrate(store));
   ASSIGN_OR_RETURN(const uint64_t term, MetaNumber(store, schema::kLeaderTerm));
   ASSIGN_OR_RETURN(const uint64_t last_event, MetaNumber(store, schema::kLastEvent));
   ASSIGN_OR_RETURN(const uint64_t last_entry, MetaNumber(store, schema::kLastLogEntry));
+  const Leaps leaps(now);
   Batch batch;
-  batch.Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(term + kTermLeap));
-  batch.Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(last_event + kEventLeap));
+  batch.Put(Table::kMeta, schema::kHistoryId, NewHistoryId(rng));
+  batch.Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leaps.Term(term)));
+  batch.Put(Table::kMeta, schema::kLastEvent, schema::EncodeU64(leaps.Entry(last_event)));
   v1::Event event;
-  event.set_sequence(last_event + kEventLeap);
+  event.set_sequence(leaps.Entry(last_event));
   *event.mutable_time() = ToProto(now);
   event.set_kind(v1::EVENT_KIND_STATE_RESTORED);
   event.set_rank(-1);
@@ -108,7 +137,7 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
   RETURN_IF_ERROR(ForEach<v1::StateRow>(
       store, Table::kStates, [&](const std::string& key, v1::StateRow& state) {
         if (IsFinal(state.state())) return;
-        state.set_epoch_floor(std::max(state.epoch_floor(), state.epoch() + kEpochLeap));
+        state.set_epoch_floor(std::max(state.epoch_floor(), leaps.Epoch(state.epoch())));
         if (state.attempt_live() && state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED) {
           StopPlacement(state);
         }
@@ -122,10 +151,10 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
         batch.Put(Table::kTokens, key, schema::Serialize(row));
       }));
   ASSIGN_OR_RETURN(const uint64_t last_audit, MetaNumber(store, schema::kLastAudit));
-  batch.Put(Table::kMeta, schema::kLastAudit, schema::EncodeU64(last_audit + kEventLeap));
+  batch.Put(Table::kMeta, schema::kLastAudit, schema::EncodeU64(leaps.Entry(last_audit)));
   StateLog log;
-  log.Recover(last_entry + kEventLeap);
-  log.set_term(term + kTermLeap);
+  log.Recover(leaps.Entry(last_entry));
+  log.set_term(leaps.Term(term));
   v1::LogEntry restored;
   restored.set_restored(true);
   log.Append(now, "coordinator", event.sequence(), batch, std::move(restored));

@@ -3,6 +3,7 @@
 //
 //   kMeta      "cluster_id", "schema_version"   written by the store when it is created
 //              "leader_term", "last_event", "last_log_entry"    u64 big endian
+//              "history_id"                      text, FromCoordinator.history_id
 //              "queue_usage/" QUEUE              QueueUsage
 //              "plan_conditions"                 PlanConditions, as the log has them
 //   kSpecs       JOB_ID                            SpecRow
@@ -39,6 +40,7 @@
 namespace muster::coordinator::schema {
 
 constexpr char kLeaderTerm[] = "leader_term";
+constexpr char kHistoryId[] = "history_id";
 constexpr char kLastEvent[] = "last_event";
 constexpr char kLastLogEntry[] = "last_log_entry";
 constexpr char kFleetAccount[] = "fleet";  // sorts behind every sequence

@@ -50,6 +50,9 @@ struct WorkerEntry {
   // given up, or are of an earlier epoch. Until the daemon reports that they are gone, no slot of
   // the worker counts as free.
   std::set<std::string> stale_attempts;
+  // Attempts that the daemon holds of another history of the cluster, where this one has the same
+  // epoch of the job here: nothing that is told of them is about that.
+  std::set<std::pair<JobId, Epoch>> foreign_attempts;
 
   WorkerId id() const { return WorkerId(row.name()); }
   bool Ready() const {

@@ -172,7 +172,8 @@ TEST_F(AccessTest, TooManyTokens_AreRefused) {
 
 TEST_F(AccessTest, ARestoredState_HasRevokedItsTokens_AndLeapsInTheAuditLog) {
   CreateToken("aaa");
-  ASSERT_OK(MarkRestored(*store_, now_));
+  Rng rng(1);
+  ASSERT_OK(MarkRestored(*store_, rng, now_));
   Restart();
   ASSERT_THAT(Actions<TokenChanged>(), SizeIs(1));
   EXPECT_TRUE(Actions<TokenChanged>()[0].row.token().has_revoked());

@@ -98,7 +98,8 @@ TEST_F(MigrateTest, BackupOfSchema1_IsVerifiedAndRestored) {
     EXPECT_EQ(contents.live_jobs, 2);
   }
   ASSERT_OK_AND_ASSIGN(const auto store, OpenRocksDbStore(directory_, "", ""));
-  ASSERT_OK(MarkRestored(*store, absl::FromUnixSeconds(2'000'000'000)));
+  Rng rng(1);
+  ASSERT_OK(MarkRestored(*store, rng, absl::FromUnixSeconds(2'000'000'000)));
   ASSERT_OK_AND_ASSIGN(const StoreContents contents, Verify(*store));
   EXPECT_EQ(contents.jobs, 4);
   EXPECT_EQ(contents.live_jobs, 2);

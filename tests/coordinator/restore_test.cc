@@ -14,14 +14,43 @@ using ::testing::HasSubstr;
 
 class RestoreTest : public CoreTest {
  protected:
-  // The coordinator comes back with the state that `store_` had at the last TakeBackup().
-  void TakeBackup() { backup_ = store_->Copy(); }
-  void Restore() {
-    store_ = std::move(backup_);
-    ASSERT_OK(MarkRestored(*store_, now_));
+  RestoreTest() {
+    now_ = absl::FromUnixSeconds(1'700'000'000);
     Restart();
   }
+  // The coordinator comes back with the state that `store_` had at the last TakeBackup(), which can
+  // be restored again.
+  void TakeBackup() { backup_ = store_->Copy(); }
+  void Restore() {
+    store_ = backup_->Copy();
+    ASSERT_OK(MarkRestored(*store_, rng_, now_));
+    Restart();
+  }
+  // Opens a session of "w", which has obeyed that coordinator before.
+  void HelloOfOneThatObeyed(const std::string& history, uint64_t term,
+                            const v1::Observed& observed) {
+    SessionOpened hello = HelloOf("w", 2);
+    session_ = hello.session;
+    hello.hello.set_history_id(history);
+    hello.hello.set_leader_term(term);
+    *hello.hello.mutable_observed() = observed;
+    Handle(hello);
+    if (const auto desired = LastDesired()) revision_ = desired->revision();
+  }
+  // The attempt of the job is lost with its daemon's disk, and the next one trains.
+  v1::Job TrainAnew() {
+    Hello();
+    for (int i = 0; i < 10 && Job().state() != v1::JOB_STATE_PLACING; ++i) {
+      Observe({});
+      Wait(absl::Seconds(2));
+    }
+    Observe(Ranks(Job(), v1::RANK_STATE_PREPARED));
+    Observe(Ranks(Job(), v1::RANK_STATE_TRAINING));
+    EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+    return Job();
+  }
   std::unique_ptr<MemoryStore> backup_;
+  Rng rng_{3};
 };
 
 TEST_F(RestoreTest, Verify_CountsRowsAndNamesADamagedOne) {
@@ -105,6 +134,80 @@ TEST_F(RestoreTest, EpochThatADaemonHolds_RaisesTheNextOne) {
   Hello();    // and the daemon holds nothing any more
   Wait(absl::Seconds(2));
   EXPECT_EQ(Job().epoch(), 501u);
+}
+
+TEST_F(RestoreTest, SameBackupTwice_RepeatsNoEpochAndNoTerm) {
+  Train();
+  TakeBackup();
+  const std::string history = core_->history_id();
+  EXPECT_EQ(history.size(), 32u);
+  Restart();
+  EXPECT_EQ(core_->history_id(), history) << "it is that of the state";
+
+  Restore();
+  const std::string first_history = core_->history_id();
+  EXPECT_NE(first_history, history);
+  v1::Job first;
+  for (int i = 0; i < 3; ++i) {
+    first = TrainAnew();
+    Restart();
+  }
+  const uint64_t first_term = core_->leader_term(), first_event = core_->last_event_sequence();
+  v1::Observed held = Ranks(first, v1::RANK_STATE_TRAINING);
+  held.mutable_attempts(0)->set_history_id(first_history);
+
+  now_ += absl::Seconds(1);
+  Restore();
+  EXPECT_NE(core_->history_id(), first_history);
+  EXPECT_GT(core_->leader_term(), first_term);
+  ASSERT_OK(store_->Scan(Table::kEvents, schema::EventKey(first_event / 2), "",
+                         [&](const std::string& key, const std::string&) {
+                           EXPECT_GT(*schema::DecodeU64(key), first_event);
+                           return true;
+                         }));
+  // The daemon obeys this one, and what it holds of the first restore is not taken for its own.
+  HelloOfOneThatObeyed(first_history, first_term, held);
+  EXPECT_TRUE(Actions<CloseAction>().empty());
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(Commit(first, 10), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_GT(TrainAnew().epoch(), first.epoch());
+}
+
+// Without a clock the numbers of two restores are the same, and only the histories tell them apart.
+TEST_F(RestoreTest, SameBackupTwiceAtTheSameTime_IsNotObeyedAndAdoptsNothing) {
+  Train();
+  TakeBackup();
+  Restore();
+  const std::string first_history = core_->history_id();
+  const uint64_t first_term = core_->leader_term();
+  const absl::Time then = now_;
+  const v1::Job first = TrainAnew();
+  v1::Observed held = Ranks(first, v1::RANK_STATE_TRAINING);
+  held.mutable_attempts(0)->set_history_id(first_history);
+
+  now_ = then;
+  Restore();
+  EXPECT_EQ(core_->leader_term(), first_term);
+  HelloOfOneThatObeyed(first_history, first_term, held);
+  ASSERT_EQ(Actions<CloseAction>().size(), 1u);
+  EXPECT_THAT(Actions<CloseAction>()[0].status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(first_history)));
+  HelloOfOneThatObeyed(core_->history_id(), first_term, {});
+  EXPECT_TRUE(Actions<CloseAction>().empty()) << "it has obeyed this one";
+
+  // Once it has the higher term, its epochs are still not those of the first restore.
+  Restart();
+  Hello();
+  Wait(absl::Seconds(2));
+  ASSERT_EQ(Job().epoch(), first.epoch());
+  HelloOfOneThatObeyed(first_history, first_term, held);
+  EXPECT_EQ(core_->SessionOf(WorkerId("w")), session_);
+  EXPECT_NE(Job().state(), v1::JOB_STATE_RUNNING);
+  EXPECT_EQ(Commit(first, 10), static_cast<int>(absl::StatusCode::kAborted));
+  EXPECT_EQ(Job().last_committed_step(), 0);
+  Observe({});
+  Wait(absl::Seconds(2));
+  EXPECT_GT(Job().epoch(), first.epoch());
 }
 
 TEST_F(CoreTest, DaemonThatObeyedANewerTerm_IsNotTakenFromTheNewerCoordinator) {

@@ -93,7 +93,8 @@ TEST_F(AdminTest, Backup_IsRestoredToANewDirectoryAndNeverOverAState) {
   EXPECT_EQ(contents.cluster_id, "test-cluster");
   EXPECT_EQ(contents.live_jobs, 1);
   const std::string restored = directory_ + "/restored";
-  ASSERT_OK(RestoreBackup(backup.path(), restored, absl::Now()).status());
+  Rng rng(1);
+  ASSERT_OK(RestoreBackup(backup.path(), restored, rng, absl::Now()).status());
   {
     const Coordinator other(restored);
     const auto jobs = v1::JobService::NewStub(other.Channel());
@@ -102,14 +103,14 @@ TEST_F(AdminTest, Backup_IsRestoredToANewDirectoryAndNeverOverAState) {
     ASSERT_EQ(found.jobs_size(), 1);
     EXPECT_EQ(found.jobs(0).id(), job.id());
   }
-  EXPECT_THAT(RestoreBackup(backup.path(), restored, absl::Now()).status(),
+  EXPECT_THAT(RestoreBackup(backup.path(), restored, rng, absl::Now()).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("never over a state")));
   // A damaged backup is refused, and leaves nothing behind.
   for (const auto& entry : fs::directory_iterator(backup.path())) {
     if (entry.path().extension() == ".sst") fs::resize_file(entry.path(), 100);
   }
   const std::string broken = directory_ + "/broken";
-  EXPECT_THAT(RestoreBackup(backup.path(), broken, absl::Now()).status(),
+  EXPECT_THAT(RestoreBackup(backup.path(), broken, rng, absl::Now()).status(),
               StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_FALSE(fs::exists(StateDirectoryOf(broken)));
   EXPECT_THAT(VerifyBackup(directory_ + "/none").status(), StatusIs(absl::StatusCode::kNotFound));

@@ -52,6 +52,7 @@ class ScriptedCore : public Core {
 
   uint64_t leader_term() const override { return 7; }
   const std::string& cluster_id() const override { return cluster_id_; }
+  const std::string& history_id() const override { return history_id_; }
   absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override {
     for (auto job = jobs_.rbegin(); job != jobs_.rend(); ++job) {
       if (job->id() == name_or_id || job->name() == name_or_id) return *job;
@@ -96,7 +97,7 @@ class ScriptedCore : public Core {
     output.actions.push_back(EventAppended{event});
   }
 
-  const std::string cluster_id_ = "scripted";
+  const std::string cluster_id_ = "scripted", history_id_ = "its history";
   const v1::QueuePolicy policy_;
   std::vector<v1::Job> jobs_;
   uint64_t last_event_ = 0;

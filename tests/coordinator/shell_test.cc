@@ -293,6 +293,7 @@ TEST_F(ShellTest, MessagesToDaemons_CarryClusterAndTerm) {
   EXPECT_TRUE(welcome.has_welcome());
   EXPECT_EQ(welcome.cluster_id(), "scripted");
   EXPECT_EQ(welcome.leader_term(), 7u);
+  EXPECT_EQ(welcome.history_id(), "its history");
 }
 
 TEST_F(ShellTest, Listing_IsNewestFirstAndContinuesBelowASequence) {

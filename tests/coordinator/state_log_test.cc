@@ -151,7 +151,8 @@ TEST_F(StateLogTest, EntriesThatAreNotKept_NeedAnEarlierCopy) {
 TEST_F(StateLogTest, RestoredState_GoesOnWithIndicesThatNobodyUsed) {
   Live();
   const uint64_t before = Entries().back().index();
-  ASSERT_OK(MarkRestored(*store_, now_));
+  Rng rng(1);
+  ASSERT_OK(MarkRestored(*store_, rng, now_));
   Restart();
   GoOn(20);
   const std::vector<v1::LogEntry> entries = Entries();

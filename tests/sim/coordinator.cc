@@ -106,12 +106,14 @@ void World::RestoreBackup() {
   if (!backup_.has_value() || core_ == nullptr) return;
   CrashCoordinator("its disk is gone");
   Count("backup restored");
-  Backup backup = std::move(*std::exchange(backup_, std::nullopt));
-  store_ = std::move(backup.store);
-  CHECK_OK(coordinator::MarkRestored(*store_, CoreNow()));
-  committed_ = std::move(backup.committed);
-  epochs_ = std::move(backup.epochs);
-  final_states_ = std::move(backup.final_states);
+  // It stays: an operator may restore it again. That machine's clock is not behind the one that
+  // restored it before, as the steps of CoreNow() may be.
+  store_ = backup_->store->Copy();
+  if (std::exchange(backup_->restored, true)) Count("backup restored again");
+  CHECK_OK(coordinator::MarkRestored(*store_, rng_, queue_.now()));
+  committed_ = backup_->committed;
+  epochs_ = backup_->epochs;
+  final_states_ = backup_->final_states;
   // Users find that what they did after the backup is forgotten, and do it again.
   for (auto& [request, submission] : submissions_) {
     if (submission.id.empty()) continue;
@@ -215,6 +217,7 @@ void World::Release(const coordinator::CoreAction& action) {
     if (found == connections_.end() || !found->second.coordinator_open) return;
     v1::FromCoordinator message = send->message;
     message.set_cluster_id(core_->cluster_id());
+    message.set_history_id(core_->history_id());
     message.set_leader_term(core_->leader_term());
     if (message.has_desired()) CheckDesired(found->second.worker, message.desired());
     ToWorker(found->second, std::move(message));

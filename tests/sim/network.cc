@@ -8,22 +8,30 @@ namespace muster::sim {
 namespace {
 
 // What a daemon of an older version says.
-void ForgetMemberships(v1::FromWorker& message) {
+void ForgetNewer(v1::FromWorker& message) {
   if (message.has_put()) message.mutable_put()->clear_membership();
   if (message.has_get()) message.mutable_get()->clear_membership();
-  if (message.has_hello()) message.mutable_hello()->set_protocol_version(0);
+  if (message.has_hello()) {
+    message.mutable_hello()->set_protocol_version(0);
+    message.mutable_hello()->clear_history_id();
+  }
   v1::Observed* observed = message.has_hello()      ? message.mutable_hello()->mutable_observed()
                            : message.has_observed() ? message.mutable_observed()
                                                     : nullptr;
   if (observed == nullptr) return;
-  for (v1::ObservedAttempt& attempt : *observed->mutable_attempts()) attempt.clear_membership();
+  for (v1::ObservedAttempt& attempt : *observed->mutable_attempts()) {
+    attempt.clear_membership();
+    attempt.clear_history_id();
+  }
 }
 
 // What it understands.
-void ForgetMemberships(v1::FromCoordinator& message) {
+void ForgetNewer(v1::FromCoordinator& message) {
+  message.clear_history_id();
   if (!message.has_desired()) return;
   for (v1::DesiredAttempt& attempt : *message.mutable_desired()->mutable_attempts()) {
     attempt.clear_membership();
+    attempt.clear_history_id();
     for (v1::RankAssignment& rank : *attempt.mutable_ranks()) rank.clear_membership();
   }
 }
@@ -63,7 +71,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
   if (!connection.worker_open) return;
   const Machine& machine = machines_[connection.worker];
   if (machine.mute) return;  // the message is lost
-  if (machine.older) ForgetMemberships(message);
+  if (machine.older) ForgetNewer(message);
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_hello();
   if (odd && rng_.Chance(0.02)) {
@@ -98,7 +106,7 @@ void World::ToCoordinator(Connection& connection, v1::FromWorker message) {
 
 void World::ToWorker(Connection& connection, v1::FromCoordinator message) {
   if (machines_[connection.worker].deaf) return;
-  if (machines_[connection.worker].older) ForgetMemberships(message);
+  if (machines_[connection.worker].older) ForgetNewer(message);
   absl::Time at = queue_.now() + Delay();
   const bool odd = Disturbed() && !message.has_welcome();
   if (odd && rng_.Chance(0.02)) {

@@ -289,6 +289,7 @@ class World {
     std::map<std::string, int64_t> committed;
     std::map<std::string, uint64_t> epochs;
     std::map<std::string, v1::JobState> final_states;
+    bool restored = false;  // before
   };
   std::optional<Backup> backup_;
   // The clock of the coordinator's process. It runs evenly; the wall clock steps between processes.

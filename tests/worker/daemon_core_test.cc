@@ -104,6 +104,7 @@ class DaemonCoreTest : public ::testing::Test {
     v1::FromCoordinator message;
     message.set_cluster_id(cluster_);
     message.set_leader_term(term_);
+    message.set_history_id(history_);
     return message;
   }
   void Receive(const v1::FromCoordinator& message) { Do(CoordinatorMessage{session_, message}); }
@@ -182,6 +183,7 @@ class DaemonCoreTest : public ::testing::Test {
   SessionId session_;
   std::string cluster_ = "cluster-1";
   uint64_t term_ = 5;
+  std::string history_;
   uint64_t revision_ = 0;
   uint64_t call_ = 0;
 };
@@ -251,6 +253,62 @@ TEST_F(DaemonCoreTest, LeaderTerm_OlderThanSeen_IsIgnoredAlsoAfterRestart) {
   Desire({Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING)});
   EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
   EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_FALSE(core_->Holds(kAttempt));
+}
+
+TEST_F(DaemonCoreTest, History_OtherThanSeen_NeedsAHigherTermAlsoAfterRestart) {
+  Connect();
+  EXPECT_EQ(core_->history_id(), "") << "an older coordinator has none";
+  Disconnect();
+  history_ = "first";
+  Connect();
+  EXPECT_EQ(core_->history_id(), "first") << "it was upgraded";
+  Disconnect();
+  Restart();
+  history_ = "second";
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+  EXPECT_EQ(core_->history_id(), "first");
+  Disconnect();
+  term_ = 4;
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), SizeIs(1));
+  Disconnect();
+  term_ = 6;
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), IsEmpty());
+  EXPECT_EQ(core_->history_id(), "second");
+  Disconnect();
+  Do(SessionUp{SessionId(99)});
+  EXPECT_EQ(SentOf(v1::FromWorker::kHello).hello().history_id(), "second");
+  EXPECT_EQ(SentOf(v1::FromWorker::kHello).hello().leader_term(), 6u);
+}
+
+// Two histories may have given the same number to attempts of their own.
+TEST_F(DaemonCoreTest, Attempt_OfAnotherHistory_IsEndedAndNeverTakenForTheOneThatIsWanted) {
+  history_ = "first";
+  Connect();
+  v1::DesiredAttempt wanted = Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING);
+  wanted.set_history_id("first");
+  Desire({wanted});
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  Do(RankStarted{kRank0, 100});
+  Restart();
+  Do(RankStarted{kRank0, 100});
+  EXPECT_EQ(core_->Observe().attempts(0).history_id(), "first");
+
+  // A later history may have the attempt from the backup that it began with.
+  history_ = "second";
+  term_ = 6;
+  Connect();
+  Desire({wanted});
+  EXPECT_THAT(Actions<SignalRank>(), IsEmpty());
+  wanted.set_history_id("second");
+  Desire({wanted});
+  ASSERT_THAT(Actions<SignalRank>(), SizeIs(1));
+  EXPECT_TRUE(Actions<SignalRank>()[0].kill);
+  Exit(kRank0, -1, v1::CAUSE_CRASH);
+  Do(ReleaseProven{kRank0});
   EXPECT_FALSE(core_->Holds(kAttempt));
 }
 

@@ -347,6 +347,7 @@ void Daemon::OnMessage(SessionId session, v1::FromCoordinator message) {
     metrics_.GetCounter(kSessions).Increment();
     log_->Info("the coordinator welcomed this worker",
                {{"cluster", message.cluster_id()},
+                {"history", message.history_id()},
                 {"leader_term", static_cast<int64_t>(message.leader_term())}});
   }
   Handle(CoordinatorMessage{session, std::move(message)});

@@ -12,7 +12,7 @@
 namespace muster::worker {
 
 struct DaemonCoreConfig {
-  // Who this daemon is and what it offers: all but cluster_id, leader_term, identity,
+  // Who this daemon is and what it offers: all but cluster_id, history_id, leader_term, identity,
   // protocol_version and observed. The core changes its addresses and what is unusable of its
   // devices.
   v1::Hello hello;

@@ -94,6 +94,7 @@ void DaemonCore::On(const SessionUp& event) {
   *message.mutable_hello() = config_.hello;
   message.mutable_hello()->set_metrics_address(Reachable(config_.hello.metrics_address()));
   message.mutable_hello()->set_cluster_id(cluster_.cluster_id());
+  message.mutable_hello()->set_history_id(cluster_.history_id());
   message.mutable_hello()->set_leader_term(cluster_.leader_term());
   message.mutable_hello()->set_identity(identity_.identity());
   message.mutable_hello()->set_protocol_version(kProtocolVersion);
@@ -131,9 +132,22 @@ bool DaemonCore::AcceptLeader(const CoordinatorMessage& event) {
                                                       cluster_.leader_term(), ", which was seen")});
     return false;
   }
-  if (message.leader_term() > cluster_.leader_term() || cluster_.cluster_id().empty()) {
+  const std::string& history = message.history_id();
+  const bool other_history = !history.empty() && history != cluster_.history_id();
+  if (message.leader_term() == cluster_.leader_term() && other_history &&
+      !cluster_.history_id().empty()) {
+    outbox_.Act(Reconnect{
+        event.session,
+        absl::StrCat("the coordinator's leader term ", message.leader_term(), " of history ",
+                     history, " is one that was seen of history ", cluster_.history_id(),
+                     ": it runs on another copy of the cluster's state")});
+    return false;
+  }
+  if (message.leader_term() > cluster_.leader_term() || cluster_.cluster_id().empty() ||
+      other_history) {
     cluster_.set_cluster_id(message.cluster_id());
     cluster_.set_leader_term(message.leader_term());
+    if (other_history) cluster_.set_history_id(history);
     outbox_.Write(kClusterRecord, cluster_.SerializeAsString());
   }
   return true;
@@ -317,6 +331,7 @@ v1::Observed DaemonCore::Observe() const {
     v1::ObservedAttempt& out = *observed.add_attempts();
     out.set_job_id(key.job.value());
     out.set_epoch(key.epoch.value());
+    out.set_history_id(attempt.stored.history_id());
     out.set_membership(attempt.membership());
     out.set_refusal(attempt.stored.refusal());
     out.set_refusal_cause(attempt.stored.refusal_cause());

@@ -72,6 +72,7 @@ class DaemonCore {
   Incarnation incarnation() const { return Incarnation(identity_.incarnation()); }
   const std::string& cluster_id() const { return cluster_.cluster_id(); }
   uint64_t leader_term() const { return cluster_.leader_term(); }
+  const std::string& history_id() const { return cluster_.history_id(); }
   bool Holds(const AttemptKey& key) const { return attempts_.all().count(key) > 0; }
   // DirectoryName of every attempt that is held.
   std::set<std::string> HeldDirectories() const;
@@ -106,7 +107,8 @@ class DaemonCore {
   void On(const ReleaseProven& event) { reconciler_.On(event); }
 
   // Whether the message is of the current session, of this worker's cluster and of the newest
-  // leader. Another cluster or an older leader ends the session.
+  // leader. Another cluster, an older leader or one of the same term in another history ends the
+  // session.
   bool AcceptLeader(const CoordinatorMessage& event);
   void OnWelcome(const v1::Welcome& welcome);
   void OnDesired(const v1::Desired& desired);

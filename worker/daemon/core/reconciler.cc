@@ -8,6 +8,15 @@
 #include "proto/spec/share.h"
 
 namespace muster::worker {
+namespace {
+
+// Of the histories of the cluster in which two attempts began; a version that had none says
+// nothing.
+bool Differ(const std::string& history, const std::string& other) {
+  return !history.empty() && !other.empty() && history != other;
+}
+
+}  // namespace
 
 void Reconciler::Recover() {
   for (auto& [key, attempt] : attempts_.all()) {
@@ -29,6 +38,10 @@ void Reconciler::SetDesired(const v1::Desired& desired) {
   std::set<AttemptKey> wanted;
   for (const v1::DesiredAttempt& attempt : desired.attempts()) {
     const AttemptKey key = KeyOf(attempt);
+    // One of another history has the name of what is wanted, and nothing else of it: it has to be
+    // forgotten first.
+    const AttemptState* held = attempts_.Find(key);
+    if (held != nullptr && Differ(held->stored.history_id(), attempt.history_id())) continue;
     wanted.insert(key);
     Adopt(key, attempt);
   }
@@ -49,6 +62,7 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
     stored.set_job_id(desired.job_id());
     stored.set_job_name(desired.job_name());
     stored.set_epoch(desired.epoch());
+    stored.set_history_id(desired.history_id());
   }
   if (!TakeMembership(key, attempt, desired)) return;
   // Phases only advance within a membership.
