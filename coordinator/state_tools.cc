@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "coordinator/core/schema.h"
@@ -67,10 +68,14 @@ absl::StatusOr<std::unique_ptr<Store>> OpenSnapshot(const std::string& path) {
 
 absl::Status CheckSchema(Store& store, const std::string& path) {
   ASSIGN_OR_RETURN(const auto version, store.Get(Table::kMeta, kMetaSchemaVersion));
-  if (version == absl::StrCat(kSchemaVersion)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(path, ": has schema ",
-                                                    version.value_or("unknown"),
-                                                    ", this program replays ", kSchemaVersion));
+  uint32_t found = 0;
+  if (version.has_value() && absl::SimpleAtoi(*version, &found) && found >= kFirstSchemaWithLog &&
+      found <= kSchemaVersion) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, ": has schema ", version.value_or("unknown"), ", this program replays ",
+                   kFirstSchemaWithLog, " to ", kSchemaVersion));
 }
 
 // The jobs among the rows, by submission.

@@ -155,6 +155,9 @@ absl::Status Migrate(Store& store) {
     return absl::DataLossError("the store has no schema version; restore it from a backup");
   }
   if (found == kSchemaVersion) return absl::OkStatus();
+  Batch version_row;
+  version_row.Put(Table::kMeta, kMetaSchemaVersion, absl::StrCat(kSchemaVersion));
+  if (found >= kFirstSchemaWithLog) return store.Write({version_row});
   std::vector<Batch> batches;
   bool more = true;
   while (more) {
@@ -176,8 +179,6 @@ absl::Status Migrate(Store& store) {
     if (!batches.empty()) RETURN_IF_ERROR(store.Write(batches));
   }
   RETURN_IF_ERROR(BeginLog(store));
-  Batch version_row;
-  version_row.Put(Table::kMeta, kMetaSchemaVersion, absl::StrCat(kSchemaVersion));
   return store.Write({version_row});
 }
 

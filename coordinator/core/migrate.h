@@ -12,7 +12,9 @@ namespace muster::coordinator {
 // be read.
 //
 // Schema 1 kept a job, its attempts and its checkpoints in one row (JobRecord); 1 and 2 had no log
-// of changes (state_log.h).
+// of changes (state_log.h). Of 3 every row can be read: the number tells coordinators of versions
+// that know no memberships, shares of devices and histories to leave the store alone, and those who
+// wrote 3 may have had none of these.
 absl::Status Migrate(Store& store);
 
 }  // namespace muster::coordinator

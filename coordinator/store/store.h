@@ -80,7 +80,8 @@ class Store {
 };
 
 // The identity of a store: these rows of kMeta, as text, are written before any other row.
-constexpr uint32_t kSchemaVersion = 3;
+constexpr uint32_t kSchemaVersion = 4;
+constexpr uint32_t kFirstSchemaWithLog = 3;  // Table::kLog
 constexpr char kMetaSchemaVersion[] = "schema_version";
 constexpr char kMetaClusterId[] = "cluster_id";
 

@@ -137,5 +137,57 @@ TEST_F(MigrateTest, DamagedRow_IsNamedAndNothingIsLost) {
   EXPECT_EQ(version, "1");
 }
 
+// testdata/schema-3 has the backup of a coordinator that knew memberships and shares and did not
+// say so in its number: of jobs that had ended, ran on half a device each, waited, and had just
+// left a worker that was drained.
+TEST(MigrateSchema3Test, Store_HasTheSameRowsAndAnotherNumber) {
+  const fs::path directory =
+      fs::path(::testing::TempDir()) / absl::StrCat("migrate-3-", ::getpid());
+  fs::copy(fs::path(MUSTER_TEST_DATA) / "schema-3" / "store", directory,
+           fs::copy_options::recursive);
+  {
+    ASSERT_OK_AND_ASSIGN(const auto store, OpenRocksDbStore(directory, "", ""));
+    ASSERT_OK_AND_ASSIGN(const auto version, store->Get(Table::kMeta, kMetaSchemaVersion));
+    ASSERT_EQ(version, "3");
+    ASSERT_OK_AND_ASSIGN(const auto before, ReadLogged(*store));
+    ASSERT_OK_AND_ASSIGN(const StoreContents old, Verify(*store));
+    EXPECT_EQ(old.history_id, "");
+    ASSERT_OK(Migrate(*store));
+    ASSERT_OK_AND_ASSIGN(const auto now, store->Get(Table::kMeta, kMetaSchemaVersion));
+    EXPECT_EQ(now, absl::StrCat(kSchemaVersion));
+    ASSERT_OK_AND_ASSIGN(const auto after, ReadLogged(*store));
+    EXPECT_EQ(before, after);
+    ASSERT_OK_AND_ASSIGN(const StoreContents contents, Verify(*store));
+    EXPECT_EQ(contents.log_entries, old.log_entries) << "the log is as it was";
+
+    CoreOutput output;
+    ASSERT_OK_AND_ASSIGN(auto core, Core::Recover(CoreConfig(), *store, Rng(1),
+                                                  absl::FromUnixSeconds(2'000'000'000), &output));
+    ASSERT_OK(store->Write({output.batch}));
+    EXPECT_THAT(core->CheckInvariants(), ::testing::IsEmpty());
+    EXPECT_EQ(core->history_id().size(), 32u);
+    ASSERT_OK_AND_ASSIGN(const StoreContents opened, Verify(*store));
+    EXPECT_EQ(opened.history_id, core->history_id()) << "an older state gets one when it is opened";
+    const std::map<std::string, v1::JobState> states = {{"done", v1::JOB_STATE_SUCCEEDED},
+                                                        {"gone", v1::JOB_STATE_CANCELLED},
+                                                        {"half-a", v1::JOB_STATE_RUNNING},
+                                                        {"half-b", v1::JOB_STATE_RUNNING},
+                                                        {"waits", v1::JOB_STATE_QUEUED}};
+    for (const auto& [name, state] : states) EXPECT_EQ(core->GetJob(name)->state(), state) << name;
+    EXPECT_EQ(core->GetJob("moved")->membership(), 2u);
+    int leaving = 0;
+    ASSERT_OK(store->Scan(Table::kAttempts, "", "", [&](const std::string&, const std::string& v) {
+      v1::AttemptRow row;
+      EXPECT_TRUE(row.ParseFromString(v));
+      leaving += row.leaving_size();
+      return true;
+    }));
+    EXPECT_EQ(leaving, 2);
+    ASSERT_OK_AND_ASSIGN(const Replayed replayed, Replay(*store, nullptr, 0));
+    EXPECT_THAT(replayed.differences, ::testing::IsEmpty());
+  }
+  fs::remove_all(directory);
+}
+
 }  // namespace
 }  // namespace muster::coordinator
