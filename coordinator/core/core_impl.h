@@ -288,7 +288,7 @@ class CoreImpl : public Core {
   void GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn);
   void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
   void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
-  void RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn);
+  void RaiseEpochFloor(const WorkerEntry& worker, const JobId& id, uint64_t epoch, Turn& turn);
   // Sends what the worker should hold when that has changed, or seems lost.
   void SendDesired(WorkerEntry& worker, Turn& turn);
   absl::Duration StopGraceOf(const JobEntry& job) const;

@@ -444,7 +444,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   worker.foreign_attempts.clear();
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
-    RaiseEpochFloor(id, attempt.epoch(), turn);
+    RaiseEpochFloor(worker, id, attempt.epoch(), turn);
     JobEntry* job = worker.Jobs().count(id) > 0 ? jobs_.Find(id) : nullptr;
     const bool current = job != nullptr && job->epoch().value() == attempt.epoch();
     const bool foreign = current && Differ(attempt.history_id(), job->attempt.history_id());
@@ -486,13 +486,22 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
 }
 
 // Only after the state was restored from a backup can a daemon hold an epoch that is not known
-// here. It must not be used again.
-void CoreImpl::RaiseEpochFloor(const JobId& id, uint64_t epoch, Turn& turn) {
+// here. It must not be used again. Until the job has begun its first epoch after a restore, any
+// worker may have had it; else a worker that has never had a rank of the job says what cannot be.
+void CoreImpl::RaiseEpochFloor(const WorkerEntry& worker, const JobId& id, uint64_t epoch,
+                               Turn& turn) {
   JobEntry* job = jobs_.Find(id);
   if (job == nullptr || epoch <= job->epoch().value() || epoch < job->state.epoch_floor() ||
       epoch > job->epoch().value() + kEpochsAheadMax) {
     return;
   }
+  const std::string& name = worker.row.name();
+  const auto& past = job->past_attempts;
+  const bool had_rank = HasRank(job->attempt, name) || job->Leaves(name) ||
+                        std::any_of(past.begin(), past.end(), [&name](const auto& attempt) {
+                          return HasRank(attempt, name);
+                        });
+  if (!had_rank && job->state.epoch_floor() <= job->epoch().value()) return;
   job->state.set_epoch_floor(epoch + 1);
   turn.Persist(id);
 }

@@ -260,6 +260,14 @@ TEST_F(CoreTest, WorkerWithoutARankOfTheJob_CanNeitherReadNorWriteAnythingOfIt) 
   notice.mutable_notice()->mutable_damaged()->mutable_checkpoint()->set_epoch(1);
   status_of(notice);
   EXPECT_EQ(Job().last_committed_step(), 10);
+  v1::FromWorker observed;
+  v1::ObservedAttempt& attempt = *observed.mutable_observed()->add_attempts();
+  attempt.set_job_id(job.id());
+  attempt.set_epoch(500);
+  status_of(observed);
+  Observe({});  // "w" has lost the attempt
+  Wait(absl::Seconds(2));
+  EXPECT_EQ(Job().epoch(), 2u) << "what x says of epochs does not count";
 }
 
 TEST_F(CoreTest, DesiredOfANewDaemon_HasTheSpecOncePerAttempt) {

@@ -21,9 +21,11 @@ class RestoreTest : public CoreTest {
   // The coordinator comes back with the state that `store_` had at the last TakeBackup(), which can
   // be restored again.
   void TakeBackup() { backup_ = store_->Copy(); }
-  void Restore() {
+  void Restore() { RestoreAt(now_); }
+  // `clock`: of the machine.
+  void RestoreAt(absl::Time clock) {
     store_ = backup_->Copy();
-    ASSERT_OK(MarkRestored(*store_, rng_, now_));
+    ASSERT_OK(MarkRestored(*store_, rng_, clock));
     Restart();
   }
   // Opens a session of "w", which has obeyed that coordinator before.
@@ -134,6 +136,30 @@ TEST_F(RestoreTest, EpochThatADaemonHolds_RaisesTheNextOne) {
   Hello();    // and the daemon holds nothing any more
   Wait(absl::Seconds(2));
   EXPECT_EQ(Job().epoch(), 501u);
+}
+
+// A worker that has had no rank of the job cannot know an epoch that is not known here; but after a
+// restore, as an older version made it, it may.
+TEST_F(RestoreTest, EpochOfAWorkerWithoutARank_CountsOnlyRightAfterARestore) {
+  const auto tell = [this](uint64_t epoch) {
+    SessionOpened x = HelloOf("x", 1);
+    v1::ObservedAttempt& attempt = *x.hello.mutable_observed()->add_attempts();
+    attempt.set_job_id(Job().id());
+    attempt.set_epoch(epoch);
+    Handle(x);
+  };
+  Train();
+  TakeBackup();
+  RestoreAt(absl::UnixEpoch());
+  ASSERT_OK_AND_ASSIGN(const auto row, store_->Get(Table::kStates, Job().id()));
+  v1::StateRow state;
+  ASSERT_TRUE(state.ParseFromString(*row));
+  EXPECT_EQ(state.epoch_floor(), 10'001u);
+  tell(state.epoch_floor() + 5 - 1);
+  const uint64_t epoch = TrainAnew().epoch();
+  EXPECT_EQ(epoch, state.epoch_floor() + 5);
+  tell(epoch + 500);
+  EXPECT_EQ(TrainAnew().epoch(), epoch + 1);
 }
 
 TEST_F(RestoreTest, SameBackupTwice_RepeatsNoEpochAndNoTerm) {
