@@ -293,7 +293,15 @@ class CoreImpl : public Core {
   void SendDesired(WorkerEntry& worker, Turn& turn);
   absl::Duration StopGraceOf(const JobEntry& job) const;
   DesiredList::Attempt WantedOf(const WorkerEntry& worker, const JobEntry& job) const;
-  v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job) const;
+  // All that it should hold, with as many of the specs that it needs as one Desired may have.
+  // Attempts without which it can do nothing yet are left out.
+  std::map<JobId, DesiredList::Attempt> WantedOf(WorkerEntry& worker) const;
+  static bool NeedsSpec(const WorkerEntry& worker, const JobEntry& job,
+                        const DesiredList::Attempt& wanted);
+  // Of the job's spec and checkpoints in a Desired of the worker.
+  static size_t SpecBytes(const WorkerEntry& worker, const JobEntry& job);
+  v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job,
+                               const DesiredList::Attempt& wanted) const;
   // The job whose current attempt has the request's epoch and membership, has not been stopped and
   // has a rank on this worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is
   // on the worker. kUnavailable: the membership is not the current one.

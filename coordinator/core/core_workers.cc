@@ -196,6 +196,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   worker.runs_commands = hello.protocol_version() >= 2;
   worker.knows_memberships = hello.protocol_version() >= 3;
   worker.shares_devices = hello.protocol_version() >= 4;
+  worker.keeps_specs = hello.protocol_version() >= 5;
   row.set_identity(hello.identity());
   row.set_host(hello.host());
   row.set_pid(hello.pid());
@@ -442,6 +443,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
   std::set<JobId> absent = worker.Jobs();
   std::set<std::string> stale;
   worker.foreign_attempts.clear();
+  worker.observed.clear();
   for (const v1::ObservedAttempt& attempt : observed.attempts()) {
     const JobId id(attempt.job_id());
     RaiseEpochFloor(worker, id, attempt.epoch(), turn);
@@ -456,6 +458,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
       continue;
     }
     absent.erase(id);
+    worker.observed.emplace(std::make_pair(id, job->epoch()), attempt.has_spec());
     if (!IsOfMembership(*job, name, attempt, turn)) continue;
     for (const v1::ObservedRank& rank : attempt.ranks()) ApplyRank(*job, name, rank, turn);
     if (!attempt.refusal().empty() && job->up()) {
@@ -478,6 +481,7 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     workers_.Refresh(worker);
     turn.Reschedule();
   }
+  if (worker.specs_wait) turn.DesiredChanged(worker.id());  // there may be room for them now
   // The Desired may have been lost although its stream is up: it is sent again.
   if (!hello && worker.desired.Applied(observed.applied_revision(), 2 * config_.heartbeat_interval,
                                        turn.now())) {
@@ -597,8 +601,74 @@ DesiredList::Attempt CoreImpl::WantedOf(const WorkerEntry& worker, const JobEntr
   return wanted;
 }
 
-v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job) const {
-  const DesiredList::Attempt wanted = WantedOf(worker, job);
+// A daemon that is to end an attempt asks nothing of its spec, and neither does one whose ranks
+// run: each has got its assignment. Where ranks were replaced, a rank that runs may not have been
+// told yet, until it trains; and a daemon that does not keep specs tells it again after a restart.
+bool CoreImpl::NeedsSpec(const WorkerEntry& worker, const JobEntry& job,
+                         const DesiredList::Attempt& wanted) {
+  if (wanted.phase == v1::DESIRED_PHASE_STOPPED) return false;
+  const bool first = job.membership() == 1;
+  if (worker.keeps_specs) {
+    const auto observed = worker.observed.find({job.id(), job.epoch()});
+    if (observed != worker.observed.end() && observed->second) return false;
+  } else if (!first) {
+    return true;
+  }
+  const v1::RankState told = first ? v1::RANK_STATE_RUNNING : v1::RANK_STATE_TRAINING;
+  const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&job, told](int32_t rank) { return job.gang.state(rank) < told; });
+}
+
+std::map<JobId, DesiredList::Attempt> CoreImpl::WantedOf(WorkerEntry& worker) const {
+  std::map<JobId, DesiredList::Attempt> wanted;
+  // Specs that were sent stay in every Desired until they have arrived, so they come first.
+  std::vector<JobId> sent, others;
+  for (const JobId& id : worker.Jobs()) {
+    const JobEntry& job = *jobs_.Find(id);
+    DesiredList::Attempt attempt = WantedOf(worker, job);
+    if (NeedsSpec(worker, job, attempt)) {
+      const DesiredList::Attempt* listed = worker.desired.Find(id, job.epoch());
+      // A daemon that does not keep specs has every one that it was sent, and would lose it.
+      const bool held = !worker.keeps_specs && worker.observed.contains({id, job.epoch()});
+      (held || (listed != nullptr && listed->described) ? sent : others).push_back(id);
+    }
+    wanted.emplace(id, attempt);
+  }
+  worker.specs_wait = false;
+  size_t bytes = 0;
+  for (const JobId& id : sent) {
+    bytes += SpecBytes(worker, *jobs_.Find(id));
+    wanted[id].described = true;
+  }
+  for (const JobId& id : others) {
+    const JobEntry& job = *jobs_.Find(id);
+    const size_t more = SpecBytes(worker, job);
+    if (bytes == 0 || bytes + more <= kDesiredSpecBytesMax) {
+      bytes += more;
+      wanted[id].described = true;
+      continue;
+    }
+    worker.specs_wait = true;
+    // One that it does not hold is not listed yet. One that it holds would be stale if it were not.
+    if (!worker.observed.contains({id, job.epoch()}) &&
+        worker.desired.Find(id, job.epoch()) == nullptr) {
+      wanted.erase(id);
+    }
+  }
+  return wanted;
+}
+
+size_t CoreImpl::SpecBytes(const WorkerEntry& worker, const JobEntry& job) {
+  size_t bytes = job.spec().ByteSizeLong();
+  for (const v1::CheckpointRecord& checkpoint : job.attempt.restore()) {
+    bytes += checkpoint.ByteSizeLong();
+  }
+  return worker.takes_spec_once ? bytes : bytes * job.gang.On(worker.row.name()).size();
+}
+
+v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry& job,
+                                       const DesiredList::Attempt& wanted) const {
   v1::DesiredAttempt out;
   out.set_job_id(job.fixed.id());
   out.set_job_name(job.name());
@@ -622,9 +692,9 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
   }
   // Ranks know one size, that of their attempt.
   v1::JobSpec sized;
-  if (job.elastic()) sized = spec::AtSize(job.spec(), job.gang.size());
+  if (job.elastic() && wanted.described) sized = spec::AtSize(job.spec(), job.gang.size());
   const v1::JobSpec& spec = job.elastic() ? sized : job.spec();
-  if (worker.takes_spec_once) {
+  if (worker.takes_spec_once && wanted.described) {
     *out.mutable_spec() = spec;
     *out.mutable_restore() = job.attempt.restore();
   }
@@ -659,7 +729,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
         rank.add_local_devices(job.attempt.placements(ranks[i]).device());
       }
     }
-    if (worker.takes_spec_once) continue;
+    if (worker.takes_spec_once || !wanted.described) continue;
     *rank.mutable_spec() = spec;
     *rank.mutable_restore() = job.attempt.restore();
   }
@@ -667,10 +737,7 @@ v1::DesiredAttempt CoreImpl::DesiredOf(const WorkerEntry& worker, const JobEntry
 }
 
 void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
-  std::map<JobId, DesiredList::Attempt> wanted;
-  for (const JobId& id : worker.Jobs()) {
-    wanted.emplace(id, WantedOf(worker, *jobs_.Find(id)));
-  }
+  const std::map<JobId, DesiredList::Attempt> wanted = WantedOf(worker);
   if (!worker.desired.Update(wanted)) return;
   worker.desired.Sent(turn.now());
   SendAction send;
@@ -678,7 +745,7 @@ void CoreImpl::SendDesired(WorkerEntry& worker, Turn& turn) {
   v1::Desired& desired = *send.message.mutable_desired();
   desired.set_revision(worker.desired.revision());
   for (const auto& [id, attempt] : wanted) {
-    *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id));
+    *desired.add_attempts() = DesiredOf(worker, *jobs_.Find(id), attempt);
   }
   turn.Act(std::move(send));
 }

@@ -15,7 +15,8 @@ bool DesiredList::Update(const std::map<JobId, Attempt>& wanted) {
     if (known != listed_.end() && known->second.attempt.epoch == attempt.epoch) {
       const Attempt& before = known->second.attempt;
       changed |= before.phase != attempt.phase || before.stop_grace != attempt.stop_grace ||
-                 before.membership != attempt.membership;
+                 before.membership != attempt.membership ||
+                 (attempt.described && !before.described);
       entry.since = known->second.since;
       entry.stopped_since = known->second.stopped_since;
     } else {
@@ -45,6 +46,12 @@ bool DesiredList::Knew(const JobId& job, Epoch epoch, bool stopping, uint64_t ap
   const Listed& listed = found->second;
   if (!stopping) return applied >= listed.since;
   return listed.stopped_since > 0 && applied >= listed.stopped_since;
+}
+
+const DesiredList::Attempt* DesiredList::Find(const JobId& job, Epoch epoch) const {
+  const auto found = listed_.find(job);
+  const bool listed = found != listed_.end() && found->second.attempt.epoch == epoch;
+  return listed ? &found->second.attempt : nullptr;
 }
 
 }  // namespace muster::coordinator

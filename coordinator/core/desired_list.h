@@ -22,6 +22,7 @@ class DesiredList {
     v1::DesiredPhase phase = v1::DESIRED_PHASE_UNSPECIFIED;
     absl::Duration stop_grace;
     uint32_t membership = 1;
+    bool described = false;  // with its spec, which the daemon needs
   };
 
   // The worker should hold these attempts now. True: Desired is to be sent, since it differs from
@@ -36,6 +37,9 @@ class DesiredList {
   // Whether the daemon knew of the attempt, or, of one that is `stopping`, that it was stopped,
   // when it had applied this revision: if it does not hold the attempt, that is then gone.
   bool Knew(const JobId& job, Epoch epoch, bool stopping, uint64_t applied) const;
+
+  // The attempt as the newest list has it; null where it has not.
+  const Attempt* Find(const JobId& job, Epoch epoch) const;
 
   uint64_t revision() const { return revision_; }  // 0: nothing was sent
 

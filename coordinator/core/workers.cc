@@ -115,6 +115,8 @@ void WorkerTable::CloseSession(WorkerEntry& worker) {
   if (worker.session.has_value()) sessions_.erase(*worker.session);
   worker.session.reset();
   worker.desired = DesiredList();
+  worker.observed.clear();
+  worker.specs_wait = false;
   Refresh(worker);
 }
 

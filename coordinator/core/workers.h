@@ -44,6 +44,11 @@ struct WorkerEntry {
   bool runs_commands = false;      // the same: JobSpec.command
   bool knows_memberships = false;  // the same: DesiredAttempt.membership
   bool shares_devices = false;     // the same: ResourceSpec.share
+  bool keeps_specs = false;        // the same: ObservedAttempt.has_spec
+  // The attempts that it held when it last told, and whether it had their specs.
+  std::map<std::pair<JobId, Epoch>, bool> observed;
+  // The newest Desired left specs out that the daemon needs.
+  bool specs_wait = false;
   // It was silent for lost_after and was not given up; set until it is heard again.
   bool kept = false;
   // Attempts with processes on this worker that the coordinator does not want there: they were

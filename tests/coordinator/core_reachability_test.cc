@@ -283,6 +283,119 @@ TEST_F(CoreTest, DesiredOfANewDaemon_HasTheSpecOncePerAttempt) {
   EXPECT_FALSE(attempt.ranks(0).has_spec());
 }
 
+// A daemon with many slots, which takes what it is told as its version does, and 300 jobs with the
+// largest specs there are: together more than a message may have.
+class LargeSpecsTest : public CoreTest {
+ protected:
+  static constexpr int kJobs = 300;
+  static constexpr size_t kMessageBytesMax = 64 << 20;  // of a daemon
+
+  void Begin(uint32_t protocol_version) {
+    protocol_version_ = protocol_version;
+    for (int i = 0; i < kJobs; ++i) {
+      v1::JobSpec spec = Spec(1);
+      spec.set_name(absl::StrCat("n", i));
+      (*spec.mutable_env())["LARGE"] = std::string(250'000, 'x');
+      Take(core_->Handle(SubmitEvent{CallId(1), spec, ""}, now_), /*check=*/false);
+      ASSERT_OK(Actions<ReplyAction>()[0].status);
+    }
+    Open();
+  }
+  void Open() {
+    SessionOpened hello = HelloOf("w", kJobs);
+    session_ = hello.session;
+    hello.hello.set_protocol_version(protocol_version_);
+    *hello.hello.mutable_observed() = Held();
+    Handle(hello);
+    TakeDesired();
+  }
+  v1::Observed Held() const {
+    v1::Observed observed;
+    observed.set_applied_revision(revision_);
+    for (const auto& [id, state] : held_) {
+      v1::ObservedAttempt& attempt = *observed.add_attempts();
+      attempt.set_job_id(id);
+      attempt.set_epoch(1);
+      attempt.set_has_spec(protocol_version_ >= 5 && described_.contains(id));
+      attempt.add_ranks()->set_state(state);
+    }
+    return observed;
+  }
+  // Applies the newest Desired, if there is one.
+  void TakeDesired() {
+    const std::optional<v1::Desired> desired = LastDesired();
+    if (!desired.has_value()) return;
+    EXPECT_LT(desired->ByteSizeLong(), kMessageBytesMax);
+    revision_ = desired->revision();
+    std::set<std::string> listed;
+    for (const v1::DesiredAttempt& attempt : desired->attempts()) {
+      const std::string& id = attempt.job_id();
+      listed.insert(id);
+      if (attempt.has_spec()) described_.insert(id);
+      v1::RankState& state = held_[id];
+      // A daemon starts nothing without a spec; an older one keeps none beyond a Desired.
+      const bool can = protocol_version_ >= 5 ? described_.contains(id) : attempt.has_spec();
+      if (attempt.phase() == v1::DESIRED_PHASE_RUNNING && state < v1::RANK_STATE_RUNNING) {
+        EXPECT_TRUE(can || protocol_version_ >= 5) << id;
+        if (can) state = v1::RANK_STATE_RUNNING;
+      }
+      if (state == v1::RANK_STATE_UNSPECIFIED) state = v1::RANK_STATE_ASSIGNED;
+      if (can && state == v1::RANK_STATE_ASSIGNED) state = v1::RANK_STATE_PREPARED;
+    }
+    for (const auto& [id, state] : held_) EXPECT_TRUE(listed.contains(id)) << id << " is stale";
+  }
+  void Report() {
+    v1::FromWorker message;
+    *message.mutable_observed() = Held();
+    message.set_incarnation(1);
+    Handle(SessionMessage{session_, message});
+    TakeDesired();
+  }
+  int64_t Running() const {
+    return std::count_if(held_.begin(), held_.end(),
+                         [](const auto& held) { return held.second >= v1::RANK_STATE_RUNNING; });
+  }
+
+  uint32_t protocol_version_ = 0;
+  std::map<std::string, v1::RankState> held_;  // by job
+  std::set<std::string> described_;            // whose spec the process has
+};
+
+TEST_F(LargeSpecsTest, OfMoreJobsThanAMessageHolds_ComeInSeveralAndAllAreStarted) {
+  Begin(5);
+  EXPECT_LT(held_.size(), 140u) << "32 MiB of specs";
+  EXPECT_GT(held_.size(), 120u);
+  int reports = 0;
+  for (; Running() < kJobs && reports < 20; ++reports) Report();
+  EXPECT_EQ(Running(), kJobs);
+  EXPECT_LE(reports, 5);
+  Report();
+  EXPECT_FALSE(LastDesired().has_value());
+  // A new session, whose daemon has all specs, is told none of them again.
+  Open();
+  ASSERT_TRUE(LastDesired().has_value());
+  EXPECT_EQ(LastDesired()->attempts_size(), kJobs);
+  EXPECT_LT(LastDesired()->ByteSizeLong(), 1u << 20);
+}
+
+TEST_F(LargeSpecsTest, OfADaemonThatWasRestarted_AreSentAgainAndNothingIsStale) {
+  Begin(5);
+  Report();
+  EXPECT_GT(Running(), 120) << "these need their specs no more";
+  EXPECT_GT(held_.size(), 240u);
+  described_.clear();
+  Open();
+  for (int reports = 0; Running() < kJobs && reports < 20; ++reports) Report();
+  EXPECT_EQ(Running(), kJobs);
+}
+
+TEST_F(LargeSpecsTest, OfAnOlderDaemon_FollowWhenEarlierRanksRun) {
+  Begin(4);
+  EXPECT_LT(held_.size(), 140u);
+  for (int reports = 0; Running() < kJobs && reports < 20; ++reports) Report();
+  EXPECT_EQ(Running(), kJobs);
+}
+
 // ---- ended jobs ---------------------------------------------------------------------------------
 
 TEST_F(CoreTest, JobOlderThanAllEndedOnes_EndsAndKeepsItsRecord) {

@@ -131,7 +131,11 @@ void World::CheckDesired(const std::string& worker, const v1::Desired& desired) 
         const bool own = key.attempt.job.value() == attempt.job_id() &&
                          key.attempt.epoch.value() == attempt.epoch() && key.rank == rank.rank();
         if (rank.device() != process.device || own) continue;
-        const int32_t share = spec::ShareOf(attempt.has_spec() ? attempt.spec() : rank.spec());
+        // A daemon that holds the spec is not sent it again.
+        const auto row = store_->Get(coordinator::Table::kSpecs, attempt.job_id());
+        v1::SpecRow stored;
+        if (row.ok() && row->has_value()) stored.ParseFromString(**row);
+        const int32_t share = spec::ShareOf(stored.spec());
         if ((taken[rank.device()] += process.share) + share > spec::kWholeDevice) {
           Violate(absl::StrCat(attempt.job_id(), " epoch ", attempt.epoch(), " was placed on ",
                                worker, " ", process.device, ", which still runs ", ToString(key)));

@@ -22,6 +22,7 @@ void ForgetNewer(v1::FromWorker& message) {
   for (v1::ObservedAttempt& attempt : *observed->mutable_attempts()) {
     attempt.clear_membership();
     attempt.clear_history_id();
+    attempt.clear_has_spec();
   }
 }
 

@@ -125,6 +125,7 @@ class DaemonCoreTest : public ::testing::Test {
     attempt.set_epoch(key.epoch.value());
     attempt.set_phase(phase);
     attempt.set_stop_grace_ms(2000);
+    attempt.mutable_spec();
     for (size_t i = 0; i < devices.size(); ++i) {
       v1::RankAssignment& rank = *attempt.add_ranks();
       rank.set_rank(static_cast<int>(i));
@@ -208,7 +209,7 @@ TEST_F(DaemonCoreTest, Identity_IsKeptAndTheIncarnationGrowsWithEachStart) {
   };
   EXPECT_EQ(hello(1).incarnation(), 1u);
   EXPECT_EQ(hello(2).hello().identity(), "identity");
-  EXPECT_EQ(hello(3).hello().protocol_version(), 4u);
+  EXPECT_EQ(hello(3).hello().protocol_version(), 5u);
   EXPECT_EQ(hello(4).hello().leader_term(), 0u);
   Connect();
   for (uint64_t start = 2; start <= 4; ++start) {
@@ -284,6 +285,54 @@ TEST_F(DaemonCoreTest, History_OtherThanSeen_NeedsAHigherTermAlsoAfterRestart) {
   EXPECT_EQ(SentOf(v1::FromWorker::kHello).hello().leader_term(), 6u);
 }
 
+TEST_F(DaemonCoreTest, SpecOfTheAttempt_IsKeptWhereADesiredHasNoneUntilARestart) {
+  Connect();
+  v1::DesiredAttempt wanted = Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED);
+  wanted.mutable_spec()->set_name("job");
+  wanted.mutable_spec()->mutable_resources()->set_share(0.5);
+  wanted.add_restore()->set_step(10);
+  Desire({wanted});
+  EXPECT_TRUE(core_->Observe().attempts(0).has_spec());
+  Do(AttemptPrepared{kAttempt, absl::OkStatus()});
+  Restart();
+  EXPECT_FALSE(core_->Observe().attempts(0).has_spec());
+
+  Connect();
+  v1::DesiredAttempt bare = Wanted(kAttempt, v1::DESIRED_PHASE_RUNNING);
+  bare.clear_spec();
+  Desire({bare});
+  EXPECT_THAT(Actions<StartRank>(), IsEmpty()) << "it waits for the spec";
+  wanted.set_phase(v1::DESIRED_PHASE_PREPARED);
+  Desire({wanted});
+  ASSERT_THAT(Actions<StartRank>(), SizeIs(1)) << "phases only advance";
+  EXPECT_EQ(Actions<StartRank>()[0].assignment.spec().name(), "job");
+
+  // A rank that runs is told of a later membership with the spec that is kept.
+  Do(RankStarted{kRank0, 100});
+  bare.set_membership(2);
+  bare.mutable_ranks(0)->set_membership(2);
+  Desire({bare});
+  ASSERT_THAT(Actions<ReassignRank>(), SizeIs(1));
+  const v1::RankAssignment assignment = Actions<ReassignRank>()[0].assignment;
+  EXPECT_EQ(assignment.spec().name(), "job");
+  ASSERT_EQ(assignment.restore_size(), 1);
+  EXPECT_EQ(assignment.membership(), 2u);
+}
+
+TEST_F(DaemonCoreTest, RankWithoutASpecYet_TakesItsShareWhenThatComes) {
+  Connect();
+  v1::DesiredAttempt wanted = Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED);
+  wanted.clear_spec();
+  Desire({wanted});
+  EXPECT_THAT(Actions<PrepareAttempt>(), IsEmpty());
+  wanted.mutable_spec()->mutable_resources()->set_share(0.5);
+  Desire({wanted});
+  ASSERT_THAT(Actions<PrepareAttempt>(), SizeIs(1));
+  v1::StoredAttempt stored;
+  ASSERT_TRUE(stored.ParseFromString(records_.at("attempt.job-a.e3")));
+  EXPECT_EQ(stored.ranks(0).share(), 500);
+}
+
 // Two histories may have given the same number to attempts of their own.
 TEST_F(DaemonCoreTest, Attempt_OfAnotherHistory_IsEndedAndNeverTakenForTheOneThatIsWanted) {
   history_ = "first";
@@ -352,6 +401,7 @@ TEST_F(DaemonCoreTest, Attempt_Prepared_StartsNothing) {
 TEST_F(DaemonCoreTest, SpecOfTheAttempt_ReachesEachRankAndThatOfAnAssignmentToo) {
   Connect();
   v1::DesiredAttempt by_rank = Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED, {"cpu:0"});
+  by_rank.clear_spec();
   by_rank.mutable_ranks(0)->mutable_spec()->set_name("of the rank");
   v1::DesiredAttempt at_once =
       Wanted({JobId("job-b"), Epoch(1)}, v1::DESIRED_PHASE_PREPARED, {"cpu:1"});

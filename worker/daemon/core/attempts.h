@@ -20,8 +20,9 @@
 namespace muster::worker {
 
 struct RankState {
-  v1::StoredRank stored;          // what is durable
-  v1::RankAssignment assignment;  // of the newest Desired; empty after a restart until one comes
+  v1::StoredRank stored;  // what is durable
+  // Of the newest Desired; empty after a restart until one comes and the spec is known.
+  v1::RankAssignment assignment;
   v1::RankProgress progress;
   bool attaching = false;             // AttachRank is under way: start and signal nothing yet
   std::optional<absl::Time> kill_at;  // when SIGTERM was sent: when SIGKILL follows
@@ -36,6 +37,9 @@ struct RankState {
 struct AttemptState {
   v1::StoredAttempt stored;  // what is durable, but for the ranks
   std::map<int32_t, RankState> ranks;
+  // Of the newest Desired that had them, since each need not; no value: none in this process.
+  std::optional<v1::JobSpec> spec;
+  google::protobuf::RepeatedPtrField<v1::CheckpointRecord> restore;
   bool prepared_asked = false;  // PrepareAttempt is under way or done in this process
 
   uint32_t membership() const { return std::max<uint32_t>(1, stored.membership()); }

@@ -16,8 +16,8 @@ namespace {
 constexpr char kClusterRecord[] = "cluster";
 constexpr char kIdentityRecord[] = "identity";
 // 1: takes the spec and the checkpoints of an attempt from DesiredAttempt. 2: runs commands. 3:
-// knows memberships. 4: shares devices.
-constexpr uint32_t kProtocolVersion = 4;
+// knows memberships. 4: shares devices. 5: keeps the spec of an attempt where a Desired has none.
+constexpr uint32_t kProtocolVersion = 5;
 
 }  // namespace
 
@@ -333,6 +333,7 @@ v1::Observed DaemonCore::Observe() const {
     out.set_epoch(key.epoch.value());
     out.set_history_id(attempt.stored.history_id());
     out.set_membership(attempt.membership());
+    out.set_has_spec(attempt.spec.has_value());
     out.set_refusal(attempt.stored.refusal());
     out.set_refusal_cause(attempt.stored.refusal_cause());
     const bool hide_exits = commits_.Has(key);

@@ -72,24 +72,33 @@ void Reconciler::Adopt(const AttemptKey& key, const v1::DesiredAttempt& desired)
     stored.set_stop_grace_ms(desired.stop_grace_ms());
     attempts_.MarkChanged(key);
   }
+  if (desired.has_spec()) {
+    attempt.spec = desired.spec();
+    attempt.restore = desired.restore();
+  }
   for (const v1::RankAssignment& assignment : desired.ranks()) {
     RankState& rank = attempt.ranks[assignment.rank()];
     if (rank.stored.state() == v1::STORED_RANK_STATE_UNSPECIFIED) {
       rank.stored.set_rank(assignment.rank());
       rank.stored.set_device(assignment.device());
-      const int32_t share = spec::ShareOf(desired.has_spec() ? desired.spec() : assignment.spec());
-      if (share < spec::kWholeDevice) rank.stored.set_share(share);
       rank.stored.set_state(v1::STORED_RANK_STATE_ASSIGNED);
       rank.stored.set_membership(attempt.membership());
       attempt.prepared_asked = false;
       attempts_.MarkChanged(key);
     }
+    // A coordinator that does not know this daemon's version puts both into each assignment. One
+    // that has not sent the spec yet wants the rank to wait for it, or it runs, or is to end.
+    if (!attempt.spec.has_value() && !assignment.has_spec()) continue;
     rank.assignment = assignment;
     rank.assignment.set_owner(desired.owner());
-    // A coordinator that does not know this daemon's version puts both into each assignment.
-    if (desired.has_spec()) {
-      *rank.assignment.mutable_spec() = desired.spec();
-      *rank.assignment.mutable_restore() = desired.restore();
+    if (attempt.spec.has_value()) {
+      *rank.assignment.mutable_spec() = *attempt.spec;
+      *rank.assignment.mutable_restore() = attempt.restore;
+    }
+    const int32_t share = spec::ShareOf(rank.assignment.spec());
+    if (rank.stored.state() == v1::STORED_RANK_STATE_ASSIGNED && share != ShareOf(rank.stored)) {
+      rank.stored.set_share(share);
+      attempts_.MarkChanged(key);
     }
     CompleteAssignment(key, rank.assignment);
   }
