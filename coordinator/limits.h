@@ -84,9 +84,11 @@ constexpr int64_t kSnapshotChunkBytes = 256 << 10;
 constexpr int64_t kBackupsMax = 100;  // more: RESOURCE_EXHAUSTED
 
 // ---- writer
-// Outputs that wait for the disk; the core waits when there are more.
-constexpr size_t kOutputsWaitingMax = 4096;
-constexpr size_t kWriteBytesMax = 32 << 20;  // of the outputs that share one sync, about
+// Outputs that wait for the disk; the core waits when there are more. Most of what workers report
+// has to be told in its turn and not to be written: it counts for less.
+constexpr size_t kBatchesWaitingMax = 4096;
+constexpr size_t kOutputsWaitingMax = 65'536;  // with those that have nothing to write
+constexpr size_t kWriteBytesMax = 32 << 20;    // of the outputs that share one sync, about
 
 // ---- metrics
 constexpr absl::Duration kWorkerSampleInterval = absl::Seconds(1);

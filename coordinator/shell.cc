@@ -331,6 +331,11 @@ void Shell::Enqueue(PendingOutput pending) {
   for (const CoreAction& action : pending.output.actions) {
     if (const auto* timer = std::get_if<TimerAction>(&action)) ArmTimer(timer->at);
   }
+  std::erase_if(pending.output.actions, [](const CoreAction& action) {
+    return std::holds_alternative<TimerAction>(action);
+  });
+  // A heartbeat that told nothing new waits for no write.
+  if (pending.output.batch.empty() && pending.output.actions.empty() && !pending.then) return;
   pending.last_event = core_->last_event_sequence();
   writer_->Push(std::move(pending));
 }
@@ -426,7 +431,7 @@ void Shell::Act(CoreAction& action) {
   } else if (const auto* measured = std::get_if<Measured>(&action)) {
     parts_.metrics.Observe(*measured);
   }
-  // Publish() has done what is published, Enqueue() TimerAction.
+  // Publish() has done what is published.
 }
 
 void Shell::Fail(const absl::Status& status) {

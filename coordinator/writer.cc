@@ -36,10 +36,12 @@ Writer::~Writer() {
 void Writer::Push(PendingOutput output) {
   MutexLock lock(&mutex_);
   auto has_capacity = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return failed_ || queue_.size() < kOutputsWaitingMax;
+    return failed_ || (batches_ < kBatchesWaitingMax && queue_.size() < kOutputsWaitingMax);
   };
   mutex_.Await(Condition(&has_capacity));
-  if (!failed_) queue_.push_back(std::move(output));
+  if (failed_) return;
+  batches_ += output.output.batch.empty() ? 0 : 1;
+  queue_.push_back(std::move(output));
 }
 
 void Writer::AwaitIdle() {
@@ -63,6 +65,7 @@ void Writer::Run() {
       busy_ = true;
       for (size_t bytes = 0; !queue_.empty() && bytes < kWriteBytesMax;) {
         bytes += BytesOf(queue_.front().output.batch);
+        batches_ -= queue_.front().output.batch.empty() ? 0 : 1;
         group.push_back(std::move(queue_.front()));
         queue_.pop_front();
       }
@@ -92,6 +95,7 @@ void Writer::Fail(const absl::Status& status) {
     MutexLock lock(&mutex_);
     failed_ = true;
     queue_.clear();
+    batches_ = 0;
   }
   on_failure_(status);
 }

@@ -28,7 +28,8 @@ struct PendingOutput {
 };
 
 // Lifecycle: Push from one thread, AwaitIdle from any, destruction once nothing is pushed any more.
-// Owns the writer thread. Bound: kOutputsWaitingMax.
+// Owns the writer thread. Bounds: kBatchesWaitingMax, and kOutputsWaitingMax with those that have
+// only to be released in their turn.
 class Writer {
  public:
   struct Parts {  // all outlive the writer
@@ -62,6 +63,7 @@ class Writer {
 
   Mutex mutex_;
   std::deque<PendingOutput> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t batches_ ABSL_GUARDED_BY(mutex_) = 0;  // outputs in the queue that have one
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool busy_ ABSL_GUARDED_BY(mutex_) =

@@ -177,6 +177,29 @@ TEST_F(ShellTest, OutputsThatWaitForTheDisk_ShareOneWriteAndKeepTheirOrder) {
   EXPECT_EQ(rows.back().job->name(), "first");
 }
 
+// What workers report keeps them from being taken for silent: it must not wait for the disk.
+TEST_F(ShellTest, HeartbeatsAreHandledWhileTheStoreDoesNotAnswer) {
+  constexpr int kHeartbeats = 5000;
+  static_assert(kHeartbeats > kBatchesWaitingMax);
+  store_.Open(false);
+  const auto call = Submit("a");
+  store_.WaitForWrite(1);
+  Notification handled;
+  for (int i = 0; i < kHeartbeats; ++i) {
+    shell_->Deliver(SessionId(1), v1::FromWorker(), [&handled, i] {
+      if (i == kHeartbeats - 1) handled.Notify();
+    });
+  }
+  handled.WaitForNotification();
+  EXPECT_FALSE(call->done.HasBeenNotified());
+  EXPECT_EQ(shell_->published().Find("a"), nullptr) << "what they told is behind the submission";
+  const auto last = Submit("b");
+  store_.Open(true);
+  call->done.WaitForNotification();
+  last->done.WaitForNotification();
+  EXPECT_EQ(shell_->published().Find("a")->step(), kHeartbeats);
+}
+
 TEST_F(ShellTest, JobThatIsNotDurableYet_IsUnknown) {
   store_.Open(false);
   const auto call = Submit("a");
