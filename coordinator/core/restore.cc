@@ -108,7 +108,8 @@ absl::Status MarkRestored(Store& store, absl::Time now) {
   RETURN_IF_ERROR(ForEach<v1::StateRow>(
       store, Table::kStates, [&](const std::string& key, v1::StateRow& state) {
         if (IsFinal(state.state())) return;
-        state.set_epoch_floor(std::max(state.epoch_floor(), state.epoch() + kEpochLeap));
+        // The floor may be of another restored state, which has started attempts above it.
+        state.set_epoch_floor(std::max(state.epoch_floor(), state.epoch()) + kEpochLeap);
         if (state.attempt_live() && state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED) {
           StopPlacement(state);
         }

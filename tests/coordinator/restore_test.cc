@@ -55,6 +55,23 @@ TEST_F(RestoreTest, AttemptThatADaemonStillHolds_GoesOn) {
   EXPECT_EQ(Job().epoch(), 1u);
 }
 
+// Of the second restore, too, which has seen no attempt above the leap of the first one.
+TEST_F(RestoreTest, BackupOfARestoredState_ReusesNoEpochEither) {
+  Train();
+  TakeBackup();
+  Restore();
+  TakeBackup();
+  const auto start_next = [this] {
+    Hello(1, {});  // the daemon holds nothing any more
+    Wait(absl::Seconds(2));
+    return Job().epoch();
+  };
+  const uint64_t first = start_next();
+  EXPECT_GT(first, 1u);
+  Restore();
+  EXPECT_GT(start_next(), first);
+}
+
 TEST_F(RestoreTest, EpochsSinceTheBackup_AreNotUsedAgain) {
   const v1::Job first = Train();
   TakeBackup();
