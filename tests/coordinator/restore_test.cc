@@ -55,6 +55,29 @@ TEST_F(RestoreTest, AttemptThatADaemonStillHolds_GoesOn) {
   EXPECT_EQ(Job().epoch(), 1u);
 }
 
+TEST_F(RestoreTest, AttemptThatWasBeingPlaced_EndsWithItsBootstrapKeys) {
+  Hello(1, {});
+  Submit();
+  ASSERT_EQ(Job().state(), v1::JOB_STATE_PLACING);
+  v1::FromWorker put;
+  put.mutable_put()->set_job_id(Job().id());
+  put.mutable_put()->set_epoch(1);
+  put.mutable_put()->set_key("id");
+  put.mutable_put()->set_value("v");
+  Send(put);
+  const auto keys = [this] {
+    int rows = 0;
+    EXPECT_OK(store_->Scan(Table::kKeyValue, "", "",
+                           [&](const std::string&, const std::string&) { return ++rows > 0; }));
+    return rows;
+  };
+  ASSERT_EQ(keys(), 1);
+  TakeBackup();
+  Restore();
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(keys(), 0);
+}
+
 // Of the second restore, too, which has seen no attempt above the leap of the first one.
 TEST_F(RestoreTest, BackupOfARestoredState_ReusesNoEpochEither) {
   Train();
