@@ -434,7 +434,8 @@ int Main(int argc, char** argv) {
   AddDuration(app, "--lost-after", flags.core.lost_after,
               "Silence after which a worker is LOST and its jobs restart elsewhere");
   AddDuration(app, "--partition-hold", flags.core.partition_hold,
-              "How long workers are not given up while most of them are silent at once");
+              "How long workers are not given up while most of them, or most of a zone, block or "
+              "rack, are silent at once");
   AddDuration(app, "--stop-grace", flags.core.stop_grace,
               "From SIGTERM to SIGKILL when ranks are ended");
   AddDuration(app, "--progress-timeout", flags.core.progress_timeout,

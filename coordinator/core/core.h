@@ -42,8 +42,8 @@ struct CoreConfig {
   // restart or a pause of the coordinator the count starts again, so that workers can return.
   absl::Duration lost_after = absl::Seconds(30);
   // For up to this long a worker is not given up when more than half of all workers are silent at
-  // the same time, or all of them: then the network or the coordinator's host has failed, and the
-  // ranks train on.
+  // the same time, or of its zone, block or rack (DomainSilence): then the network or the
+  // coordinator's host has failed, and the ranks train on.
   absl::Duration partition_hold = absl::Minutes(15);
   // From SIGTERM to SIGKILL when ranks are ended.
   absl::Duration stop_grace = absl::Seconds(10);

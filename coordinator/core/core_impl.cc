@@ -144,6 +144,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   turn.Log(std::move(event));
   for (const auto& [id, worker] : workers_.entries()) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
+    reachability_.Note(worker, workers_, now);
     deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
   }
   maintenance_.Recover(workers_, deadlines_, now);
@@ -619,6 +620,7 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   if (index && !workers_.SlotsAreRight()) {
     broken.push_back("the index of slots differs from the workers");
   }
+  if (index) reachability_.Check(workers_, broken);
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holders] : worker.held) {

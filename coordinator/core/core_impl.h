@@ -8,7 +8,7 @@
 //   dependencies.h                who waits for whose end
 //   arrays.h                      which jobs are tasks of which array, and whose turn it is
 //   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
-//   reachability.h                of a silent worker: whether it is lost
+//   reachability.h                of a silent worker: whether it is lost; with domain_silence.h
 //   desired_list.h                of a session: what its daemon was told
 //   maintenance.h, reservations.h what operators ask of workers
 //   reputation.h                  which workers are to be avoided

@@ -212,6 +212,7 @@ void CoreImpl::Join(WorkerEntry& worker, const SessionOpened& event, bool known,
   workers_.Refresh(worker);
   row.set_slots(hello.devices_size());
   worker.last_heard = turn.now();
+  reachability_.Note(worker, workers_, turn.now());
   deadlines_.Set(WorkerDeadline(worker), turn.now() + config_.unreachable_after);
   if (!known) {
     turn.Log(AboutWorker(
@@ -296,6 +297,7 @@ void CoreImpl::Heard(WorkerEntry& worker, Turn& turn) {
   worker.last_heard = turn.now();
   if (worker.row.state() == v1::WORKER_STATE_READY) return;
   workers_.SetState(worker, v1::WORKER_STATE_READY);
+  reachability_.Note(worker, workers_, turn.now());
   worker.kept = false;
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_RETURNED,
                        absl::StrCat("worker ", worker.row.name(), " is heard again")));
@@ -332,6 +334,7 @@ void CoreImpl::CheckWorker(WorkerEntry& worker, Turn& turn) {
     case Reachability::Verdict::Kind::kUnreachable:
       if (worker.row.state() == v1::WORKER_STATE_READY) {
         workers_.SetState(worker, v1::WORKER_STATE_UNREACHABLE);
+        reachability_.Note(worker, workers_, turn.now());
         turn.Log(
             AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_UNREACHABLE,
                         absl::StrCat("worker ", worker.row.name(), " was not heard for ",
@@ -379,6 +382,7 @@ void CoreImpl::Close(WorkerEntry& worker, const std::string& why, Turn& turn) {
 
 void CoreImpl::Lose(WorkerEntry& worker, const std::string& why, Turn& turn) {
   workers_.SetState(worker, v1::WORKER_STATE_LOST);
+  reachability_.Note(worker, workers_, turn.now());
   worker.stale_attempts.clear();
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, why));
   WorkerTable::Persist(worker, turn);

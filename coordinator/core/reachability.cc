@@ -44,6 +44,9 @@ std::string Reachability::WhyKept(const WorkerEntry& worker, const WorkerTable& 
     if (worker.last_heard < most_silent_at_ && now - most_silent_at_ < config_.lost_after) {
       return "it fell silent together with most workers, which return now";
     }
+    if (std::string why = domains_.WhyKept(worker.id(), now, config_.lost_after); !why.empty()) {
+      return why;
+    }
   }
   for (const JobId& id : worker.Jobs()) {
     const JobEntry& job = *jobs.Find(id);

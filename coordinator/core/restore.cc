@@ -1,6 +1,7 @@
 #include "coordinator/core/restore.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -134,15 +135,28 @@ absl::Status MarkRestored(Store& store, Rng& rng, absl::Time now) {
                                  "; jobs that were accepted and checkpoints that were committed "
                                  "after it are not known"));
   batch.Put(Table::kEvents, schema::EventKey(event.sequence()), schema::Serialize(event));
+  std::set<JobId> stopped;
   RETURN_IF_ERROR(ForEach<v1::StateRow>(
       store, Table::kStates, [&](const std::string& key, v1::StateRow& state) {
         if (IsFinal(state.state())) return;
-        state.set_epoch_floor(std::max(state.epoch_floor(), leaps.Epoch(state.epoch())));
+        // The floor may be of another restored state, which has started attempts above it.
+        state.set_epoch_floor(leaps.Epoch(std::max(state.epoch_floor(), state.epoch())));
         if (state.attempt_live() && state.attempt_state() == v1::ATTEMPT_STATE_ALLOCATED) {
           StopPlacement(state);
+          stopped.insert(JobId(key));
         }
         batch.Put(Table::kStates, key, schema::Serialize(state));
       }));
+  // Bootstrap keys end with their attempt. One whose ranks were replaced may have some.
+  absl::Status decoded;
+  RETURN_IF_ERROR(
+      store.Scan(Table::kKeyValue, "", "", [&](const std::string& key, const std::string&) {
+        const auto row = schema::DecodeKeyValueKey(key);
+        decoded = row.status();
+        if (row.ok() && stopped.contains(row->job)) batch.Delete(Table::kKeyValue, key);
+        return row.ok();
+      }));
+  RETURN_IF_ERROR(decoded);
   // One may have been revoked after the backup.
   RETURN_IF_ERROR(
       ForEach<v1::TokenRow>(store, Table::kTokens, [&](const std::string& key, v1::TokenRow& row) {

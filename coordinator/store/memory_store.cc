@@ -1,5 +1,7 @@
 #include <array>
+#include <cstdint>
 #include <map>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -44,6 +46,7 @@ class MemoryStoreImpl : public MemoryStore {
         RowsOf(change->table)[change->key] = *std::move(change->value);
       } else {
         RowsOf(change->table).erase(change->key);
+        ++erasures_;
       }
     }
     undo_.clear();
@@ -79,19 +82,26 @@ class MemoryStoreImpl : public MemoryStore {
       Table table, const std::string& begin, const std::string& end,
       absl::AnyInvocable<bool(const std::string& key, const std::string& value)> visit) override {
     std::string key = begin;
-    bool inclusive = true;
+    Rows::iterator row;
+    std::optional<uint64_t> erasures;  // as of `row`, which is valid while there were no more
     while (true) {
       std::string value;
       {
         // One row at a time, so that `visit` may use the store.
         MutexLock lock(&mutex_);
         Rows& rows = RowsOf(table);
-        const auto row = inclusive ? rows.lower_bound(key) : rows.upper_bound(key);
+        if (!erasures.has_value()) {
+          row = rows.lower_bound(key);
+        } else if (*erasures == erasures_) {
+          ++row;
+        } else {
+          row = rows.upper_bound(key);
+        }
+        erasures = erasures_;
         if (row == rows.end() || (!end.empty() && row->first >= end)) return absl::OkStatus();
         key = row->first;
         value = row->second;
       }
-      inclusive = false;
       if (!visit(key, value)) return absl::OkStatus();
     }
   }
@@ -118,12 +128,14 @@ class MemoryStoreImpl : public MemoryStore {
         rows[change.key] = *change.value;
       } else if (row != rows.end()) {
         rows.erase(row);
+        ++erasures_;
       }
     }
   }
 
   Mutex mutex_;
   std::array<Rows, static_cast<size_t>(Table::kTableCount)> tables_ ABSL_GUARDED_BY(mutex_);
+  uint64_t erasures_ ABSL_GUARDED_BY(mutex_) = 0;
   // The values that unsynced changes replaced, oldest first, which Crash() puts back.
   std::vector<Batch::Change> undo_ ABSL_GUARDED_BY(mutex_);
   bool failing_ ABSL_GUARDED_BY(mutex_) = false;

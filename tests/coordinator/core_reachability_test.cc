@@ -1,7 +1,10 @@
 // When the coordinator takes a worker for lost: silence alone is no proof of death.
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
 
+#include "coordinator/core/schema.h"
 #include "tests/coordinator/core_fixture.h"
 
 namespace muster::coordinator {
@@ -14,8 +17,8 @@ using ::testing::IsEmpty;
 // Workers "w1" to "w5" with one slot each. A job of `ranks` ranks trains on the first ones.
 class FleetTest : public CoreTest {
  protected:
-  void Start(int ranks) {
-    for (int i = 1; i <= 5; ++i) Open(i, {});
+  void Start(int ranks, int workers = 5) {
+    for (int i = 1; i <= workers; ++i) Open(i, {});
     Submit("r", ranks);
     for (const v1::RankState state : {v1::RANK_STATE_PREPARED, v1::RANK_STATE_TRAINING}) {
       for (int i = 1; i <= ranks; ++i) Report(i, state, 0);
@@ -23,9 +26,13 @@ class FleetTest : public CoreTest {
     ASSERT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
   }
   static std::string Name(int worker) { return absl::StrCat("w", worker); }
+  virtual std::map<std::string, std::string> LabelsOf(int) const { return {}; }
   void Open(int worker, const v1::Observed& observed) {
     SessionOpened hello = HelloOf(Name(worker), 1);
     *hello.hello.mutable_observed() = observed;
+    for (const auto& [label, value] : LabelsOf(worker)) {
+      (*hello.hello.mutable_labels())[label] = value;
+    }
     sessions_[worker] = hello.session;
     Handle(hello);
   }
@@ -138,6 +145,103 @@ TEST_F(FleetTest, SilentWorkerWhoseGangTrainsOn_IsHeldAsLongAsItDoes) {
   EXPECT_EQ(Job().epoch(), 1u);
   Live(config_.lost_after + absl::Seconds(1), {2, 3, 4, 5}, /*trains=*/false);
   EXPECT_EQ(StateOf(1), v1::WORKER_STATE_LOST);
+}
+
+// Nine workers: "w1" to "w4" are in rack a, the others in rack b.
+class RackTest : public FleetTest {
+ protected:
+  std::map<std::string, std::string> LabelsOf(int worker) const override {
+    return {{"rack", worker <= 4 ? "a" : "b"}};
+  }
+  void ExpectStates(const std::set<int>& workers, v1::WorkerState state) const {
+    for (const int i : workers) EXPECT_EQ(StateOf(i), state) << i;
+  }
+  std::string LastMessage(v1::EventKind kind) const {
+    std::string message;
+    EXPECT_OK(
+        store_->Scan(Table::kEvents, "", "", [&](const std::string& key, const std::string& value) {
+          v1::Event event;
+          EXPECT_OK(schema::Parse(Table::kEvents, key, value, event));
+          if (event.kind() == kind) message = event.message();
+          return true;
+        }));
+    return message;
+  }
+};
+
+TEST_F(RackTest, MostWorkersOfARackSilentAtOnce_AreHeldUntilTheBound) {
+  Start(2, 9);
+  Live(absl::Minutes(10), {4, 5, 6, 7, 8, 9});
+  ExpectStates({1, 2, 3}, v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_THAT(LastMessage(v1::EVENT_KIND_WORKER_UNREACHABLE),
+              HasSubstr("3 of 4 workers of rack a fell silent together"));
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RUNNING);
+  Live(config_.partition_hold - absl::Minutes(10) + absl::Seconds(3), {4, 5, 6, 7, 8, 9});
+  ExpectStates({1, 2, 3}, v1::WORKER_STATE_LOST);
+  EXPECT_EQ(Job().causes(0).cause(), v1::CAUSE_WORKER_LOST);
+}
+
+TEST_F(RackTest, WorkersOfARackThatReturnOneByOne_HaveTheFullTimeEach) {
+  Start(4, 9);
+  // The network returns before any of them would be given up.
+  Live(config_.lost_after - absl::Seconds(5), {5, 6, 7, 8, 9});
+  for (const int i : {2, 3, 4}) Open(i, Held(i, v1::RANK_STATE_TRAINING, step_));
+  Live(config_.lost_after - absl::Seconds(2), {2, 3, 4, 5, 6, 7, 8, 9}, /*trains=*/false);
+  ExpectStates({1}, v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_THAT(LastMessage(v1::EVENT_KIND_WORKER_UNREACHABLE),
+              HasSubstr("most workers of rack a, which return now"));
+  EXPECT_EQ(Job().epoch(), 1u);
+  Live(absl::Seconds(4), {2, 3, 4, 5, 6, 7, 8, 9}, /*trains=*/false);
+  ExpectStates({1}, v1::WORKER_STATE_LOST);
+}
+
+TEST_F(RackTest, CoordinatorRestartedMeanwhile_HoldsARackAsBefore) {
+  Start(2, 9);
+  Live(absl::Minutes(1), {5, 6, 7, 8, 9});
+  Restart();
+  for (int i = 5; i <= 9; ++i) Open(i, Held(i, v1::RANK_STATE_TRAINING, step_));
+  Live(absl::Minutes(10), {5, 6, 7, 8, 9});
+  ExpectStates({1, 2, 3, 4}, v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_EQ(Job().epoch(), 1u);
+}
+
+TEST_F(RackTest, WorkersOfARackThatFallSilentOneByOne_AreLostAfterTheLimit) {
+  Start(1, 9);
+  Live(config_.unreachable_after + absl::Seconds(1), {2, 3, 4, 5, 6, 7, 8, 9});
+  Live(config_.unreachable_after + absl::Seconds(1), {3, 4, 5, 6, 7, 8, 9});
+  Live(config_.lost_after, {4, 5, 6, 7, 8, 9});
+  ExpectStates({1, 2}, v1::WORKER_STATE_LOST);
+  Live(absl::Seconds(1), {4, 5, 6, 7, 8, 9});
+  ExpectStates({3}, v1::WORKER_STATE_LOST);
+}
+
+TEST_F(RackTest, TwoWorkersOfARackOfFourSilentAtOnce_AreLostAfterTheLimit) {
+  Start(2, 9);
+  Live(config_.lost_after, {3, 4, 5, 6, 7, 8, 9});
+  ExpectStates({1, 2}, v1::WORKER_STATE_LOST);
+}
+
+// Racks of two, in blocks of four.
+class BlockTest : public RackTest {
+ protected:
+  std::map<std::string, std::string> LabelsOf(int worker) const override {
+    return {{"rack", absl::StrCat((worker - 1) / 2)}, {"block", worker <= 4 ? "a" : "b"}};
+  }
+};
+
+TEST_F(BlockTest, ItsWorkersSilentAtOnce_AreHeldThoughARackHasTooFew) {
+  Start(2, 9);
+  Live(absl::Minutes(10), {5, 6, 7, 8, 9});
+  ExpectStates({1, 2, 3, 4}, v1::WORKER_STATE_UNREACHABLE);
+  EXPECT_THAT(LastMessage(v1::EVENT_KIND_WORKER_UNREACHABLE),
+              HasSubstr("4 of 4 workers of block a fell silent together"));
+  EXPECT_EQ(Job().epoch(), 1u);
+}
+
+TEST_F(BlockTest, OneRackOfTwoSilent_IsLostAfterTheLimit) {
+  Start(2, 9);
+  Live(config_.lost_after, {3, 4, 5, 6, 7, 8, 9});
+  ExpectStates({1, 2}, v1::WORKER_STATE_LOST);
 }
 
 // A gang that has ended does not wait for a worker that is held.

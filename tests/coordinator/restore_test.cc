@@ -86,6 +86,46 @@ TEST_F(RestoreTest, AttemptThatADaemonStillHolds_GoesOn) {
   EXPECT_EQ(Job().epoch(), 1u);
 }
 
+TEST_F(RestoreTest, AttemptThatWasBeingPlaced_EndsWithItsBootstrapKeys) {
+  Hello(1, {});
+  Submit();
+  ASSERT_EQ(Job().state(), v1::JOB_STATE_PLACING);
+  v1::FromWorker put;
+  put.mutable_put()->set_job_id(Job().id());
+  put.mutable_put()->set_epoch(1);
+  put.mutable_put()->set_key("id");
+  put.mutable_put()->set_value("v");
+  Send(put);
+  const auto keys = [this] {
+    int rows = 0;
+    EXPECT_OK(store_->Scan(Table::kKeyValue, "", "",
+                           [&](const std::string&, const std::string&) { return ++rows > 0; }));
+    return rows;
+  };
+  ASSERT_EQ(keys(), 1);
+  TakeBackup();
+  Restore();
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  EXPECT_EQ(keys(), 0);
+}
+
+// Of the second restore, too, which has seen no attempt above the leap of the first one.
+TEST_F(RestoreTest, BackupOfARestoredState_ReusesNoEpochEither) {
+  Train();
+  TakeBackup();
+  Restore();
+  TakeBackup();
+  const auto start_next = [this] {
+    Hello(1, {});  // the daemon holds nothing any more
+    Wait(absl::Seconds(2));
+    return Job().epoch();
+  };
+  const uint64_t first = start_next();
+  EXPECT_GT(first, 1u);
+  Restore();
+  EXPECT_GT(start_next(), first);
+}
+
 TEST_F(RestoreTest, EpochsSinceTheBackup_AreNotUsedAgain) {
   const v1::Job first = Train();
   TakeBackup();
