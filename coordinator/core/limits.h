@@ -34,10 +34,10 @@ constexpr size_t kWorkersMax = 16'384;       // more: the stream is closed, RESO
 constexpr int kDevicesPerWorkerMax = 1024;   // more: the stream is closed, INVALID_ARGUMENT
 constexpr size_t kWorkerNameBytesMax = 253;  // a DNS name
 constexpr int kLatestFaultsMax = 16;         // Reputation.latest
+constexpr int kWorkerLabelsMax = 64;         // more: the stream is closed, INVALID_ARGUMENT
 // Of specs and checkpoints in one Desired, of which a daemon takes 64 MiB; others follow when it
 // holds these.
 constexpr size_t kDesiredSpecBytesMax = 32 << 20;
-constexpr int kWorkerLabelsMax = 64;         // more: the stream is closed, INVALID_ARGUMENT
 
 // ---- requests of operators; more: INVALID_ARGUMENT
 constexpr size_t kCordonReasonBytesMax = 1024;
