@@ -18,26 +18,34 @@
 namespace muster::coordinator {
 namespace {
 
-// How far numbers leap at least, whatever the clock says. A coordinator that starts once a second
-// for 12 days, and a job that starts 10,000 times between two backups, stay below.
+// How far numbers leap where the clock does not say how far. A coordinator that starts once a
+// second for 12 days, and a job that starts 10,000 times between two backups, stay below.
 constexpr uint64_t kTermLeap = 1 << 20;
 constexpr uint64_t kEpochLeap = 10'000;
 constexpr uint64_t kEventLeap = 1'000'000'000;
+// A clock that shows an earlier time was never set.
+constexpr int64_t kClockSetMs = 1'000'000'000'000;
 
-// The numbers that a restore begins with, above all that are in use. They are made of the time, so
-// that two restores of one backup, which begin with the same numbers in use, do not share any: in
-// the time between them fewer coordinators start than 1,000 in a millisecond, fewer attempts of a
-// job than one, and fewer events happen than 1,000.
+// The numbers that a restore begins with, above all that are in use. They are the time, so that two
+// restores of one backup, which begin with the same numbers in use, do not share any: in the time
+// between them fewer coordinators start than 1,000 in a millisecond, fewer attempts of a job than
+// one, and fewer events happen than 1,000.
 class Leaps {
  public:
-  explicit Leaps(absl::Time now) : ms_(std::max<int64_t>(0, absl::ToUnixMillis(now))) {}
-  uint64_t Term(uint64_t used) const { return std::max(used + kTermLeap, ms_ * 1000); }
-  uint64_t Epoch(uint64_t used) const { return std::max(used + kEpochLeap, ms_); }
+  explicit Leaps(absl::Time now) : ms_(absl::ToUnixMillis(now)) {}
+  uint64_t Term(uint64_t used) const { return Beyond(used, 1000, kTermLeap); }
+  uint64_t Epoch(uint64_t used) const { return Beyond(used, 1, kEpochLeap); }
   // Of the event log, the log of changes and the audit log.
-  uint64_t Entry(uint64_t used) const { return std::max(used + kEventLeap, ms_ * 1000); }
+  uint64_t Entry(uint64_t used) const { return Beyond(used, 1000, kEventLeap); }
 
  private:
-  uint64_t ms_;  // Unix time
+  uint64_t Beyond(uint64_t used, uint64_t per_ms, uint64_t leap) const {
+    if (ms_ < kClockSetMs) return used + leap;
+    const uint64_t time = static_cast<uint64_t>(ms_) * per_ms;
+    return time > used ? time : used + leap;
+  }
+
+  int64_t ms_;  // Unix time
 };
 
 absl::StatusOr<uint64_t> MetaNumber(Store& store, const char* key) {

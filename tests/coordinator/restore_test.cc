@@ -239,6 +239,23 @@ TEST_F(RestoreTest, SameBackupTwice_RepeatsNoEpochAndNoTerm) {
   EXPECT_GT(TrainAnew().epoch(), first.epoch());
 }
 
+// Soon after the first restore, whose numbers the backup has.
+TEST_F(RestoreTest, BackupOfARestoredStateTwice_RepeatsNothingEither) {
+  Train();
+  TakeBackup();
+  Restore();
+  TakeBackup();
+  now_ += absl::Seconds(1);
+  Restore();
+  const uint64_t term = core_->leader_term(), epoch = TrainAnew().epoch();
+  const uint64_t event = core_->last_event_sequence();
+  now_ += absl::Seconds(1);
+  Restore();
+  EXPECT_GT(core_->leader_term(), term);
+  EXPECT_GT(core_->last_event_sequence(), event);
+  EXPECT_GT(TrainAnew().epoch(), epoch);
+}
+
 // Without a clock the numbers of two restores are the same, and only the histories tell them apart.
 TEST_F(RestoreTest, SameBackupTwiceAtTheSameTime_IsNotObeyedAndAdoptsNothing) {
   Train();
