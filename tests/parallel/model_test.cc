@@ -849,5 +849,38 @@ TEST(Initialize, AnyPartOfAMatrixInBands_HasTheValuesThatTheWholeHasThere) {
   }
 }
 
+// Boxes of three dimensions, cut in the first or in the middle.
+TEST(Initialize, AnyBoxOfAThreeDimensionalParameter_HasTheValuesThatTheWholeHasThere) {
+  Parameter whole;
+  whole.name = "experts";
+  whole.global_shape = {5, 4, 3};
+  whole.initializer = Initializer::kUniform;
+  whole.low = -1;
+  whole.high = 1;
+  ParameterRegistry registry;
+  const Parameter& all = registry.at(registry.Add(whole));
+  EXPECT_EQ(all.storage_elements(), 60);
+  std::vector<float> values(60);
+  Initialize(all, 3, 0, 60, values.data());
+  EXPECT_EQ(all.StorageIn(values.data(), kernels::DType::kF32).dim(2), 3);
+  for (const Box& box :
+       {Box{{1, 0, 0}, {3, 4, 3}}, Box{{0, 1, 0}, {5, 2, 3}}, Box{{2, 3, 1}, {2, 1, 2}}}) {
+    SCOPED_TRACE(box.ToString());
+    Parameter cut = whole;
+    cut.box = box;
+    ParameterRegistry other;
+    const Parameter& part = other.at(other.Add(cut));
+    std::vector<float> found(part.elements());
+    // In two calls, as ranks of a flat layout do.
+    Initialize(part, 3, 0, 2, found.data());
+    Initialize(part, 3, 2, part.elements() - 2, found.data() + 2);
+    std::vector<float> expected(part.elements());
+    CopyBox(box, sizeof(float), Box::Whole(whole.global_shape),
+            reinterpret_cast<const char*>(values.data()), box,
+            reinterpret_cast<char*>(expected.data()));
+    EXPECT_EQ(found, expected);
+  }
+}
+
 }  // namespace
 }  // namespace muster::parallel
