@@ -14,7 +14,7 @@
 #include "kernels/optimizer/step_math.h"
 #include "kernels/ssm/ssd_workspace.h"
 #include "parallel/comm/mesh_groups.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/mamba2_mixer.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"

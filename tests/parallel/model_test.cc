@@ -24,13 +24,13 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
-#include "parallel/model/gpt2.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/hybrid.h"
+#include "parallel/model/families/llama.h"
+#include "parallel/model/families/mamba2.h"
 #include "parallel/model/head.h"
-#include "parallel/model/hybrid.h"
 #include "parallel/model/language_model_sizes.h"
-#include "parallel/model/llama.h"
-#include "parallel/model/mamba2.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
 #include "tests/support/forwarding_communicator.h"
@@ -219,7 +219,7 @@ absl::StatusOr<LanguageModelConfig> ToyFromDescription(const ModelDescription& d
   LanguageModelConfig config;
   const int64_t layers = reader.Size("layers");
   for (int64_t i = 0; i < layers; ++i) {
-    config.blocks.push_back({i % 2 == 0 ? LayerKind::kMlp : LayerKind::kAttention});
+    config.blocks.push_back({i % 2 == 0 ? &kMlpLayer : &kAttentionLayer});
   }
   config.hidden = reader.Size("hidden");
   config.heads = config.kv_heads = reader.Size("heads");

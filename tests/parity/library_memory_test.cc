@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "parallel/mesh/mesh.h"
-#include "parallel/model/gpt2.h"
-#include "parallel/model/llama.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/llama.h"
 #include "parallel/train/memory.h"
 
 namespace muster::parallel {

@@ -12,6 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/language_model_sizes.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
@@ -47,6 +50,31 @@ TEST(Presets, AreModelsOfThePublishedSizes) {
     ASSERT_OK_AND_ASSIGN(const auto model,
                          parallel::MakeModel(Describe(WithDefaults(*spec::FindPreset(name)))));
     EXPECT_EQ(model->parameters().elements(), parameters) << name;
+  }
+}
+
+// Those who place jobs know of a model's layers what the engine builds, without linking it.
+TEST(Presets, TotalsOfTheirLayers_AreThoseOfTheEngine) {
+  for (const std::string& name : spec::PresetNames()) {
+    SCOPED_TRACE(name);
+    const v1::ModelSpec model = WithDefaults(*spec::FindPreset(name));
+    const spec::LayerTotals totals = spec::TotalsOf(model);
+    const parallel::LanguageModelConfig config = parallel::ConfigOf(Describe(model));
+    EXPECT_EQ(totals.layers, parallel::LayersOf(config));
+    int64_t weights = 0, keys = 0, states = 0;
+    for (const auto& block : config.blocks) {
+      for (const parallel::LayerKind* kind : block) {
+        weights += kind->size(config).weights;
+        if (kind == &parallel::kAttentionLayer) keys += 2 * config.kv_heads * HeadWidth(config);
+        if (kind == &parallel::kMamba2Layer) {
+          const auto& mamba = config.mamba2;
+          states += mamba.heads * (mamba.head_width * mamba.state + 1);
+        }
+      }
+    }
+    EXPECT_EQ(totals.weights, weights);
+    EXPECT_EQ(totals.key_columns, keys);
+    EXPECT_EQ(totals.state_numbers, states);
   }
 }
 
@@ -391,13 +419,14 @@ v1::JobSpec HybridJob(const std::string& pattern) {
 
 // Three blocks of a millisecond and three of three, in either order.
 TEST(Balance, StagesOfBlocksThatDiffer_FollowTheTimeOfEachKind) {
-  // The kinds are "M-", then "*-".
-  const std::vector<RankMeasure> ranks = {
+  // In order of first appearance: "M-", then "*-".
+  std::vector<RankMeasure> ranks = {
       {.embedding = 1e-6, .block = 4e-3, .head = 1e-6, .kinds = {1e-3, 3e-3}}};
   v1::JobSpec spec = Split(HybridJob("M-M-M-*-*-*-"), 2, 1, 1);
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(4, 2));
   spec = Split(HybridJob("*-*-*-M-M-M-"), 2, 1, 1);
+  ranks[0].kinds = {3e-3, 1e-3};
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(2, 4));
 }
@@ -408,7 +437,7 @@ TEST(Balance, RankOfAHybrid_TimesEveryKindOfBlock) {
   const auto device = kernels::MakeCpuDevice(1);
   ASSERT_OK_AND_ASSIGN(const RankMeasure rank,
                        MeasureRank(spec, parallel::PerAxis(1, 0, 0, 1), *device));
-  ASSERT_EQ(rank.kinds.size(), 4u);  // "-", "M-", "*-" and "M"
+  ASSERT_EQ(rank.kinds.size(), 4u);  // "M", "M-", "*-" and "-"
   double sum = 0;
   for (const double seconds : rank.kinds) {
     EXPECT_GT(seconds, 0);
