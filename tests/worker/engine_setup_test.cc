@@ -431,6 +431,58 @@ TEST(Balance, StagesOfBlocksThatDiffer_FollowTheTimeOfEachKind) {
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(2, 4));
 }
 
+// Two ranks of which the first is 5/3 as fast: the shares of 16 and 10 become heads in proportion.
+TEST(Balance, RanksOfAMamba2_GetHeadsBySpeed) {
+  struct Held {
+    int64_t heads, groups, rows;  // rows of B and C each
+    bool operator==(const Held&) const = default;
+  };
+  const auto held = [](int heads, int groups) {
+    v1::JobSpec spec = SmallJob(2);
+    v1::ModelSpec& model = *spec.mutable_engine()->mutable_model();
+    model.Clear();
+    model.set_family(v1::MODEL_FAMILY_MAMBA2);
+    model.set_layers(2);
+    model.set_hidden(96);
+    model.set_vocab(131);
+    model.set_sequence_length(16);
+    model.mutable_mamba()->set_head_width(8);
+    model.mutable_mamba()->set_heads(heads);
+    model.mutable_mamba()->set_groups(groups);
+    model.mutable_mamba()->set_state(4);
+    spec = Split(spec, 1, 1, 2);
+    EXPECT_OK(spec::Validate(spec));
+    EXPECT_OK(Even(
+        {{.tensor = 0, .share = 100, .block = 3}, {.tensor = 1, .share = 100, .block = 5}}, spec));
+    EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 10));
+    EXPECT_OK(spec::Validate(spec));
+    std::vector<Held> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto model_of_rank = BuildModel(spec, parallel::PerAxis(0, 0, 0, rank));
+      EXPECT_OK(model_of_rank.status());
+      if (!model_of_rank.ok()) return ranks;
+      const parallel::Model::Shape& shape = (*model_of_rank)->shape();
+      int64_t channels = 0;  // of the convolution: x, B and C
+      const parallel::ParameterRegistry& parameters = (*model_of_rank)->parameters();
+      for (parallel::ParameterId id = 0; id < parameters.size(); ++id) {
+        if (parameters.at(id).name == "blocks.0.mamba.conv.bias") {
+          channels += parameters.at(id).elements();
+        }
+      }
+      ranks.push_back(
+          {shape.own_scan_heads, shape.own_scan_groups, (channels - 8 * shape.own_scan_heads) / 2});
+    }
+    return ranks;
+  };
+  // One group: both ranks hold the rows of its B and C, 4 each.
+  EXPECT_EQ(held(24, 1), (std::vector<Held>{{15, 1, 4}, {9, 1, 4}}));
+  EXPECT_EQ(held(8, 1), (std::vector<Held>{{5, 1, 4}, {3, 1, 4}}));
+  // Eight groups of three heads: five and three whole groups, with their B and C alone.
+  EXPECT_EQ(held(24, 8), (std::vector<Held>{{15, 5, 20}, {9, 3, 12}}));
+  // A group stays whole where each rank can have one, so that two are one each.
+  EXPECT_EQ(held(24, 2), (std::vector<Held>{{12, 1, 4}, {12, 1, 4}}));
+}
+
 // One of each kind is timed, in whatever order the pattern has them.
 TEST(Balance, RankOfAHybrid_TimesEveryKindOfBlock) {
   const v1::JobSpec spec = Split(HybridJob("MM-*--*-M"), 2, 1, 2);
