@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coordinator/scheduler/gang_layout.h"
+#include "proto/spec/spec.h"
 
 namespace muster::coordinator {
 namespace {
@@ -23,25 +24,25 @@ double BytesAlong(v1::MeshAxis axis, const v1::JobSpec& spec) {
   const bool half =
       training.precision() == v1::PRECISION_BF16 || training.precision() == v1::PRECISION_FP16;
   const double width = half ? 2 : 4;  // bytes of an activation
-  const double layers = model.layers() / stages;
+  const spec::LayerTotals totals = spec::TotalsOf(model);
   const double hidden = model.hidden();
   const double samples = static_cast<double>(training.global_batch()) / data;
-  // Hidden states of a rank's share of a step.
-  const double states = samples * model.sequence_length() / context * hidden * width;
+  // A rank's share of a step.
+  const double tokens = samples * model.sequence_length() / context;
+  const double states = tokens * hidden * width;  // hidden states
   switch (axis) {
     case v1::MESH_AXIS_TENSOR:
-      return AllReduce(4 * layers * states, tensor);
+      return AllReduce(2 * static_cast<double>(totals.layers) / stages * states, tensor);
     case v1::MESH_AXIS_CONTEXT: {
-      const double share = model.heads() > 0 && model.kv_heads() > 0
-                               ? static_cast<double>(model.kv_heads()) / model.heads()
-                               : 1;
-      return 3 * 2 * layers * states * share / tensor * (context - 1);
+      const double keys = 3 * tokens * static_cast<double>(totals.key_columns) * width;
+      // Forward and backward, of either chunk of a sequence.
+      const double scans = 2 * 2 * samples * static_cast<double>(totals.state_numbers) * 4;
+      return (keys + scans) / stages / tensor * (context - 1);
     }
     case v1::MESH_AXIS_DATA: {
-      const double per_layer =
-          (model.family() == v1::MODEL_FAMILY_MAMBA2 ? 6 : 12) * hidden * hidden;
       const double parameters =
-          (per_layer * layers + double{1} * model.vocab() * hidden / stages) / tensor;
+          (static_cast<double>(totals.weights) + double{1} * model.vocab() * hidden) / stages /
+          tensor;
       const double gradient = training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16 ? 2 : 4;
       const double gathers = parallel.zero() >= 3 ? 1 : 0;  // once more for the forward pass
       return AllReduce(parameters * gradient, data) + gathers * parameters * width;

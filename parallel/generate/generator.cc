@@ -71,10 +71,7 @@ absl::Status Generator::Load(CheckpointReader& reader) {
     kernels::Copy(*stream_, Tensor(values.data(), DType::kF32, {size}),
                   Tensor(buffer->data(), DType::kF32, {size}));
     RETURN_IF_ERROR(stream_->Synchronize());
-    views.push_back(parameter.box.extent.size() == 1
-                        ? Tensor(buffer->data(), DType::kF32, {size})
-                        : Tensor(buffer->data(), DType::kF32,
-                                 {parameter.storage_rows, parameter.box.extent[1]}));
+    views.push_back(parameter.StorageIn(buffer->data(), DType::kF32));
     parameters_.push_back(std::move(buffer));
   }
   views_ = ParameterViews(std::move(views));

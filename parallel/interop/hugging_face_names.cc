@@ -1,27 +1,24 @@
 #include "parallel/interop/hugging_face_names.h"
 
-#include <array>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "parallel/checkpoint/json.h"
-#include "parallel/interop/hugging_face_family.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/families/hugging_face.h"
 
 namespace muster::parallel {
 namespace {
 
 using kernels::DType;
 
-constexpr std::array<const HuggingFaceFamily*, 4> kFamilies = {
-    &kGpt2HuggingFace, &kLlamaHuggingFace, &kMamba2HuggingFace, &kNemotronHHuggingFace};
-
 absl::StatusOr<const HuggingFaceFamily*> FamilyOf(const std::string& name) {
-  for (const HuggingFaceFamily* family : kFamilies) {
-    if (name == family->family) return family;
-  }
+  const ModelFamily* family = FindFamily(name);
+  if (family != nullptr && family->hugging_face != nullptr) return family->hugging_face;
   return absl::UnimplementedError(
       absl::StrCat("models of family '", name, "' have no counterpart at Hugging Face here"));
 }
@@ -58,11 +55,6 @@ std::string WithoutInfinities(absl::string_view text) {
 
 }  // namespace
 
-bool IsTiedHead(const ModelDescription& description, absl::string_view name) {
-  const auto tied = description.flags.find("tied");
-  return name == "lm_head.weight" && tied != description.flags.end() && tied->second;
-}
-
 absl::StatusOr<HuggingFaceLayout> LayoutForHuggingFace(const Model& model) {
   ASSIGN_OR_RETURN(const HuggingFaceFamily* family, CounterpartOf(model.description()));
   return family->layout(model);
@@ -85,16 +77,14 @@ absl::StatusOr<ModelDescription> DescriptionFromConfig(absl::string_view config_
   ConfigReader reader(config);
   const std::string type = reader.Text("model_type", "");
   RETURN_IF_ERROR(reader.status());
-  for (const HuggingFaceFamily* family : kFamilies) {
-    if (type == family->model_type) return family->description(config);
+  std::vector<std::string> types;
+  for (const ModelFamily* family : Families()) {
+    if (family->hugging_face == nullptr) continue;
+    types.emplace_back(family->hugging_face->model_type);
+    if (type == types.back()) return family->hugging_face->description(config);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'model_type' is \"", type.substr(0, 100), "\"; ",
-                   absl::StrJoin(kFamilies, ", ",
-                                 [](std::string* out, const HuggingFaceFamily* family) {
-                                   absl::StrAppend(out, family->model_type);
-                                 }),
-                   " are there"));
+  return absl::InvalidArgumentError(absl::StrCat("'model_type' is \"", type.substr(0, 100), "\"; ",
+                                                 absl::StrJoin(types, ", "), " are there"));
 }
 
 absl::StatusOr<std::string> ConfigForHuggingFace(const ModelDescription& description, DType dtype) {

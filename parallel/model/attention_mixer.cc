@@ -11,6 +11,8 @@
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 #include "parallel/context/context_attention.h"
+#include "parallel/model/language_model.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/qkv.h"
 
@@ -268,5 +270,61 @@ std::unique_ptr<Mixer> MakeAttentionMixer(ParameterRegistry& registry, const Att
                                           const TensorShard& shard, const ModelParallel& parallel) {
   return std::make_unique<AttentionMixer>(registry, spec, shard, parallel);
 }
+
+namespace {
+
+LayerSize SizeOfLayer(const LanguageModelConfig& config) {
+  const int64_t c = config.hidden, width = config.heads * HeadWidth(config);
+  const int64_t qkv = width + 2 * config.kv_heads * HeadWidth(config);
+  // The causal half of q k^T and p v.
+  return {qkv * c + c * width, config.bias ? qkv + c : 0, c * width,
+          2 * config.sequence_length * width};
+}
+
+SplitUnit SplitOfLayer(const LanguageModelConfig& config) {
+  return {SplitKind::kHeads, config.heads, config.kv_heads};
+}
+
+std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
+  const LanguageModelConfig& config = place.config;
+  return MakeAttentionMixer(place.registry,
+                            {.name = place.block + ".attention",
+                             .hidden = config.hidden,
+                             .heads = config.heads,
+                             .kv_heads = config.kv_heads,
+                             .head_width = HeadWidth(config),
+                             .rotary = config.position == PositionKind::kRotary,
+                             .bias = config.bias,
+                             .stddev = kInitialStddev,
+                             .output_stddev = place.residual_stddev},
+                            place.shard, place.parallel);
+}
+
+void Exchange(const LanguageModelConfig& /*config*/, int /*ranks*/, BlockExchanges& exchanges) {
+  ++exchanges.attentions;
+}
+
+void Shape(const LanguageModelConfig& config, const TensorShard& shard, Model::Shape& shape) {
+  shape.attention = {config.heads, config.kv_heads, HeadWidth(config)};
+  shape.own_heads = shard.heads().size();
+  shape.own_kv_heads = shard.kv_heads().size();
+  if (shard.share(SplitKind::kHeads).shares) {
+    shape.kv_group = static_cast<int>(shard.kv_heads().begin);
+  }
+  if (config.position != PositionKind::kRotary) return;
+  CHECK_EQ(HeadWidth(config) % 2, 0);
+  shape.rotary_width = HeadWidth(config);
+  shape.rope_theta = config.rope_theta;
+  shape.rope_scaling = config.rope_scaling;
+}
+
+}  // namespace
+
+const LayerKind kAttentionLayer = {.name = "attention",
+                                   .size = SizeOfLayer,
+                                   .split = SplitOfLayer,
+                                   .make = MakeLayer,
+                                   .exchange = Exchange,
+                                   .shape = Shape};
 
 }  // namespace muster::parallel

@@ -10,14 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "parallel/model/attention_mixer.h"
 #include "parallel/model/dropout.h"
 #include "parallel/model/embedding.h"
 #include "parallel/model/head.h"
 #include "parallel/model/language_model_sizes.h"
-#include "parallel/model/mamba2_mixer.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/model/mixer.h"
-#include "parallel/model/mlp_mixer.h"
 #include "parallel/model/norm.h"
 #include "parallel/model/residual_block.h"
 #include "parallel/model/tensor_parallel.h"
@@ -25,7 +23,7 @@
 namespace muster::parallel {
 namespace {
 
-using Layers = std::vector<LayerKind>;
+using Layers = std::vector<const LayerKind*>;
 
 // Makes the layers of one model.
 class LayerMaker {
@@ -59,7 +57,13 @@ class LayerMaker {
       const std::string number = kinds.size() > 1 ? absl::StrCat(i + 1) : "";
       layers[i].norm = AddNorm(registry_, absl::StrCat(block.name, ".norm", number), config_.hidden,
                                config_.norm, shard_.by_rows());
-      layers[i].mixer = MakeMixer(kinds[i], block.name, recomputed);
+      layers[i].mixer = kinds[i]->make({.registry = registry_,
+                                        .config = config_,
+                                        .parallel = parallel_,
+                                        .shard = shard_,
+                                        .recomputed = recomputed,
+                                        .block = block.name,
+                                        .residual_stddev = residual_stddev_});
       layers[i].dropout = {parallel_.dropout, i == 0 ? Dropout::FirstLayerSite(index)
                                                      : Dropout::SecondLayerSite(index)};
     }
@@ -67,50 +71,6 @@ class LayerMaker {
   }
 
  private:
-  std::unique_ptr<Mixer> MakeMixer(LayerKind kind, const std::string& block,
-                                   const Recomputed& recomputed) const {
-    switch (kind) {
-      case LayerKind::kAttention:
-        return MakeAttentionMixer(registry_,
-                                  {.name = block + ".attention",
-                                   .hidden = config_.hidden,
-                                   .heads = config_.heads,
-                                   .kv_heads = config_.kv_heads,
-                                   .head_width = HeadWidth(config_),
-                                   .rotary = config_.position == PositionKind::kRotary,
-                                   .bias = config_.bias,
-                                   .stddev = kInitialStddev,
-                                   .output_stddev = residual_stddev_},
-                                  shard_, parallel_);
-      case LayerKind::kMlp:
-        return MakeMlpMixer(registry_,
-                            {.name = block + ".mlp",
-                             .kind = config_.mlp,
-                             .hidden = config_.hidden,
-                             .ffn = config_.ffn,
-                             .bias = config_.bias,
-                             .stddev = kInitialStddev,
-                             .output_stddev = residual_stddev_},
-                            shard_, recomputed);
-      case LayerKind::kMamba2:
-        return MakeMamba2Mixer(registry_,
-                               {.name = block + ".mamba",
-                                .hidden = config_.hidden,
-                                .heads = config_.mamba2.heads,
-                                .head_width = config_.mamba2.head_width,
-                                .groups = config_.mamba2.groups,
-                                .state = config_.mamba2.state,
-                                .taps = config_.mamba2.taps,
-                                .step_min = static_cast<float>(config_.mamba2.step_min),
-                                .norm_epsilon = config_.norm.epsilon,
-                                .stddev = kInitialStddev,
-                                .output_stddev = residual_stddev_},
-                               shard_, recomputed, parallel_);
-    }
-    CHECK(false) << "layer " << static_cast<int>(kind);
-    return nullptr;
-  }
-
   ParameterRegistry& registry_;
   const LanguageModelConfig& config_;
   const ModelParallel& parallel_;
@@ -137,8 +97,8 @@ std::vector<Recomputed> RecomputedBy(const ModelParallel& parallel,
     // Elements per token, on all ranks together; then of the average block.
     int64_t activation = 0, norms = 0, mixing = 0;  // of all blocks of the model
     for (const Layers& block : config.blocks) {
-      for (const LayerKind kind : block) {
-        const LayerSize size = SizeOf(config, kind);
+      for (const LayerKind* kind : block) {
+        const LayerSize size = kind->size(config);
         activation += size.activation;
         norms += config.hidden * (shard.sequence ? 1 : shard.size);
         // Context ranks would have to exchange again (Mixer::TakeMixed).
@@ -171,9 +131,6 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   CHECK(!config.blocks.empty() && config.hidden > 0 && config.vocab > 0 &&
         config.sequence_length > 0);
   const auto layers = static_cast<int64_t>(config.blocks.size());
-  const bool rotary = config.position == PositionKind::kRotary;
-  const AttentionSizes attention = AttentionOf(config);
-  CHECK(!rotary || attention.depth % 2 == 0);
   const SplitList units = SplitOf(config);
   CHECK_OK(CheckTensorParallel(parallel, units));
   CHECK(parallel.dropout >= 0 && parallel.dropout < 1) << parallel.dropout;
@@ -237,17 +194,10 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
   shape.vocab_storage = tensor.vocab_storage;
   shape.sequence_max = config.sequence_length;
   shape.context_size = parallel.context_size;
-  shape.attention = attention;
-  shape.scan = ScanOf(config);
-  if (rotary && attention.heads > 0) {
-    shape.rotary_width = attention.depth;
-    shape.rope_theta = config.rope_theta;
-    shape.rope_scaling = config.rope_scaling;
+  for (const LayerKind* kind : LayerKindsOf(config)) {
+    if (kind->shape != nullptr) kind->shape(config, tensor, shape);
   }
   shape.tensor_size = tensor.size;
-  if (tensor.share(SplitKind::kHeads).shares) {
-    shape.kv_group = static_cast<int>(tensor.kv_heads().begin);
-  }
   shape.sequence_parallel = tensor.sequence;
   shape.tensor_overlap = tensor.overlap;
   shape.split_backward = parallel.split_backward;

@@ -32,11 +32,13 @@ namespace muster::parallel {
 inline constexpr float kInitialStddev = 0.02f;
 
 enum class PositionKind { kLearned, kRotary, kNone };
-enum class LayerKind : uint8_t { kAttention, kMlp, kMamba2 };
+
+struct LayerKind;  // layer_kind.h
+extern const LayerKind kAttentionLayer, kMlpLayer, kMamba2Layer;
 
 struct LanguageModelConfig {
-  // The layers of every block, one or two.
-  std::vector<std::vector<LayerKind>> blocks;
+  // The layers of every block, one or two. Of the fields below, those count that these kinds read.
+  std::vector<std::vector<const LayerKind*>> blocks;
   int64_t hidden = 0;
   // Attention.
   int64_t heads = 0;

@@ -4,67 +4,14 @@
 #include <vector>
 
 #include "base/check.h"
-#include "parallel/model/mamba2_mixer.h"
+#include "parallel/model/layer_kind.h"
 
 namespace muster::parallel {
 namespace {
 
-using Layers = std::vector<LayerKind>;
-
-LayerSize AttentionSize(const LanguageModelConfig& config) {
-  const int64_t c = config.hidden, width = config.heads * HeadWidth(config);
-  const int64_t qkv = width + 2 * config.kv_heads * HeadWidth(config);
-  // The causal half of q k^T and p v.
-  return {qkv * c + c * width, config.bias ? qkv + c : 0, c * width,
-          2 * config.sequence_length * width};
-}
-
-LayerSize MlpSize(const LanguageModelConfig& config) {
-  const int64_t c = config.hidden;
-  const int64_t up = config.mlp == MlpKind::kSwiglu ? 2 * config.ffn : config.ffn;
-  return {up * c + config.ffn * c, config.bias ? up + c : 0, config.ffn * c, 0, config.ffn};
-}
-
-LayerSize Mamba2Size(const LanguageModelConfig& config) {
-  const auto& mamba = config.mamba2;
-  const int64_t inner = mamba.heads * mamba.head_width, group = mamba.groups * mamba.state;
-  const int64_t conv = inner + 2 * group, in = inner + conv + mamba.heads;
-  // Per token with chunks of Q positions: the causal halves of C B^T (per group) and of that with
-  // x, the state's update and what is read from it.
-  constexpr int64_t kChunk = kMamba2Chunk;
-  const int64_t scan = kChunk * group + kChunk * inner + 4 * inner * mamba.state;
-  // y, and a state in front of every chunk.
-  const int64_t tokens = std::max<int64_t>(1, config.sequence_length);
-  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
-  const int64_t mixing = inner + (inner * mamba.state * chunks + tokens - 1) / tokens;
-  return {(in + inner) * config.hidden,
-          conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
-          inner * config.hidden,
-          scan,
-          conv + inner,
-          mixing};
-}
-
-bool Has(const LanguageModelConfig& config, LayerKind kind) {
-  return std::any_of(config.blocks.begin(), config.blocks.end(), [&](const Layers& block) {
-    return std::count(block.begin(), block.end(), kind) > 0;
-  });
-}
+using Layers = std::vector<const LayerKind*>;
 
 }  // namespace
-
-LayerSize SizeOf(const LanguageModelConfig& config, LayerKind kind) {
-  switch (kind) {
-    case LayerKind::kAttention:
-      return AttentionSize(config);
-    case LayerKind::kMlp:
-      return MlpSize(config);
-    case LayerKind::kMamba2:
-      return Mamba2Size(config);
-  }
-  CHECK(false) << "layer " << static_cast<int>(kind);
-  return {};
-}
 
 int64_t LayersOf(const LanguageModelConfig& config) {
   int64_t layers = 0;
@@ -78,8 +25,8 @@ int64_t ParameterCount(const LanguageModelConfig& config) {
   const int64_t positions = config.position == PositionKind::kLearned ? config.sequence_length : 0;
   int64_t count = norm + ((config.tied ? 1 : 2) * config.vocab + positions) * c;
   for (const Layers& block : config.blocks) {
-    for (const LayerKind kind : block) {
-      const LayerSize size = SizeOf(config, kind);
+    for (const LayerKind* kind : block) {
+      const LayerSize size = kind->size(config);
       count += size.weights + size.parameters + norm;
     }
   }
@@ -93,7 +40,7 @@ Model::FlopsPerToken CountFlops(const LanguageModelConfig& config, int64_t recom
   int64_t again = 0;  // recomputing every block
   for (const Layers& block : config.blocks) {
     for (size_t i = 0; i < block.size(); ++i) {
-      const LayerSize size = SizeOf(config, block[i]);
+      const LayerSize size = block[i]->size(config);
       flops.model += 6 * size.weights + 3 * size.other;
       // A block's last GEMM is not recomputed.
       again += 2 * (size.weights - (i + 1 == block.size() ? size.last : 0)) + size.other;
@@ -108,8 +55,8 @@ std::vector<double> BlockCosts(const LanguageModelConfig& config) {
   std::vector<double> costs;
   for (const Layers& block : config.blocks) {
     double cost = 0;
-    for (const LayerKind kind : block) {
-      const LayerSize size = SizeOf(config, kind);
+    for (const LayerKind* kind : block) {
+      const LayerSize size = kind->size(config);
       cost += static_cast<double>(size.weights) + static_cast<double>(size.other) / 2;
     }
     costs.push_back(cost);
@@ -117,40 +64,51 @@ std::vector<double> BlockCosts(const LanguageModelConfig& config) {
   return costs;
 }
 
-AttentionSizes AttentionOf(const LanguageModelConfig& config) {
-  if (!Has(config, LayerKind::kAttention)) return {};
-  return {config.heads, config.kv_heads, HeadWidth(config)};
-}
-
-ScanSizes ScanOf(const LanguageModelConfig& config) {
-  if (!Has(config, LayerKind::kMamba2)) return {};
-  const LanguageModelConfig::Mamba2& mamba = config.mamba2;
-  return {mamba.heads, mamba.head_width, mamba.groups, mamba.state, mamba.taps};
+std::vector<const LayerKind*> LayerKindsOf(const LanguageModelConfig& config) {
+  std::vector<const LayerKind*> kinds;
+  for (const Layers& block : config.blocks) {
+    for (const LayerKind* kind : block) {
+      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+    }
+  }
+  return kinds;
 }
 
 SplitList SplitOf(const LanguageModelConfig& config) {
-  SplitList units;
-  if (Has(config, LayerKind::kAttention)) {
-    units.push_back({SplitKind::kHeads, config.heads, config.kv_heads});
+  SplitList units = {{SplitKind::kVocabulary, config.vocab}};
+  for (const LayerKind* kind : LayerKindsOf(config)) {
+    const SplitUnit unit = kind->split(config);
+    const auto known = std::find_if(units.begin(), units.end(), [&](const SplitUnit& other) {
+      return other.kind == unit.kind;
+    });
+    if (known == units.end()) {
+      units.push_back(unit);
+    } else {
+      CHECK(known->size == unit.size && known->groups == unit.groups) << kind->name;
+    }
   }
-  if (Has(config, LayerKind::kMamba2)) {
-    units.push_back({SplitKind::kScanHeads, config.mamba2.heads, config.mamba2.groups});
-  }
-  if (Has(config, LayerKind::kMlp)) units.push_back({SplitKind::kMlpColumns, config.ffn});
-  units.push_back({SplitKind::kVocabulary, config.vocab});
+  std::sort(units.begin(), units.end(),
+            [](const SplitUnit& a, const SplitUnit& b) { return a.kind < b.kind; });
   return units;
+}
+
+BlockKinds KindsOfBlocks(const LanguageModelConfig& config) {
+  BlockKinds kinds;
+  for (size_t i = 0; i < config.blocks.size(); ++i) {
+    const auto known =
+        std::find_if(kinds.first_block.begin(), kinds.first_block.end(),
+                     [&](int first) { return config.blocks[first] == config.blocks[i]; });
+    kinds.of_block.push_back(static_cast<int>(known - kinds.first_block.begin()));
+    if (known == kinds.first_block.end()) kinds.first_block.push_back(static_cast<int>(i));
+  }
+  return kinds;
 }
 
 BlockExchanges ExchangesOf(const LanguageModelConfig& config, const Layers& block, int ranks) {
   BlockExchanges exchanges;
   exchanges.layers = static_cast<int>(block.size());
-  for (const LayerKind kind : block) {
-    if (kind == LayerKind::kAttention) ++exchanges.attentions;
-    if (kind == LayerKind::kMamba2) ++exchanges.scans;
-    // The norm in front of the output projection is over the columns of a group.
-    if (kind == LayerKind::kMamba2 && config.mamba2.groups < ranks) {
-      exchanges.sums_per_token += config.mamba2.groups;
-    }
+  for (const LayerKind* kind : block) {
+    if (kind->exchange != nullptr) kind->exchange(config, ranks, exchanges);
   }
   return exchanges;
 }

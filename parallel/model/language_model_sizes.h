@@ -12,17 +12,6 @@
 
 namespace muster::parallel {
 
-// Sizes of one layer in the whole model.
-struct LayerSize {
-  int64_t weights = 0;     // of its GEMMs
-  int64_t parameters = 0;  // beside these and the norm
-  int64_t last = 0;        // weights of its last GEMM, which recompute leaves out
-  int64_t other = 0;       // FLOPs per token beside those of weights, forward
-  int64_t activation = 0;  // elements per token that are cheap to recompute, beside the norm's
-  int64_t mixing = 0;      // elements per token that only running the mixer again recomputes
-};
-LayerSize SizeOf(const LanguageModelConfig& config, LayerKind kind);
-
 // Layers of all blocks.
 int64_t LayersOf(const LanguageModelConfig& config);
 // Trainable parameters without padding, of the whole model.
@@ -32,16 +21,22 @@ Model::FlopsPerToken CountFlops(const LanguageModelConfig& config, int64_t recom
 // Multiply-adds per token of every block between embedding and head, forward.
 std::vector<double> BlockCosts(const LanguageModelConfig& config);
 
-// Attention, the same in all blocks that have it; all 0 in a model without.
-AttentionSizes AttentionOf(const LanguageModelConfig& config);
-// State-space mixers, likewise.
-ScanSizes ScanOf(const LanguageModelConfig& config);
-// What the ranks of a tensor group share out. Sizes of mixers that no block has are 0.
+// The different kinds of layers, in order of first appearance.
+std::vector<const LayerKind*> LayerKindsOf(const LanguageModelConfig& config);
+// What the ranks of a tensor group share out, in the order of SplitKind.
 SplitList SplitOf(const LanguageModelConfig& config);
+
+// Which blocks between embedding and head are alike: they keep, send and cost the same.
+struct BlockKinds {
+  std::vector<int> of_block;     // of each block its kind, an index into...
+  std::vector<int> first_block;  // of each kind the first block that is one, counted from 0
+};
+BlockKinds KindsOfBlocks(const LanguageModelConfig& config);
+
 // What a block exchanges with the other ranks of a tensor group of `ranks` and of its context
 // group.
-BlockExchanges ExchangesOf(const LanguageModelConfig& config, const std::vector<LayerKind>& block,
-                           int ranks);
+BlockExchanges ExchangesOf(const LanguageModelConfig& config,
+                           const std::vector<const LayerKind*>& block, int ranks);
 
 }  // namespace muster::parallel
 

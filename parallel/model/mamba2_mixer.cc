@@ -16,6 +16,8 @@
 #include "parallel/checkpoint/box.h"
 #include "parallel/context/scan_by_heads.h"
 #include "parallel/context/state_passing.h"
+#include "parallel/model/language_model.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/model/linear.h"
 #include "parallel/model/norm.h"
 
@@ -894,5 +896,70 @@ std::unique_ptr<Mixer> MakeMamba2Mixer(ParameterRegistry& registry, const Mamba2
                                        const ModelParallel& parallel) {
   return std::make_unique<Mamba2Mixer>(registry, spec, shard, recomputed, parallel);
 }
+
+namespace {
+
+LayerSize SizeOfLayer(const LanguageModelConfig& config) {
+  const auto& mamba = config.mamba2;
+  const int64_t inner = mamba.heads * mamba.head_width, group = mamba.groups * mamba.state;
+  const int64_t conv = inner + 2 * group, in = inner + conv + mamba.heads;
+  // Per token with chunks of Q positions: the causal halves of C B^T (per group) and of that with
+  // x, the state's update and what is read from it.
+  constexpr int64_t kChunk = kMamba2Chunk;
+  const int64_t scan = kChunk * group + kChunk * inner + 4 * inner * mamba.state;
+  // y, and a state in front of every chunk.
+  const int64_t tokens = std::max<int64_t>(1, config.sequence_length);
+  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
+  const int64_t mixing = inner + (inner * mamba.state * chunks + tokens - 1) / tokens;
+  return {(in + inner) * config.hidden,
+          conv * (mamba.taps + 1) + 3 * mamba.heads + inner,
+          inner * config.hidden,
+          scan,
+          conv + inner,
+          mixing};
+}
+
+SplitUnit SplitOfLayer(const LanguageModelConfig& config) {
+  return {SplitKind::kScanHeads, config.mamba2.heads, config.mamba2.groups};
+}
+
+std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
+  const LanguageModelConfig::Mamba2& mamba = place.config.mamba2;
+  return MakeMamba2Mixer(place.registry,
+                         {.name = place.block + ".mamba",
+                          .hidden = place.config.hidden,
+                          .heads = mamba.heads,
+                          .head_width = mamba.head_width,
+                          .groups = mamba.groups,
+                          .state = mamba.state,
+                          .taps = mamba.taps,
+                          .step_min = static_cast<float>(mamba.step_min),
+                          .norm_epsilon = place.config.norm.epsilon,
+                          .stddev = kInitialStddev,
+                          .output_stddev = place.residual_stddev},
+                         place.shard, place.recomputed, place.parallel);
+}
+
+void Exchange(const LanguageModelConfig& config, int ranks, BlockExchanges& exchanges) {
+  ++exchanges.scans;
+  // The norm in front of the output projection is over the columns of a group.
+  if (config.mamba2.groups < ranks) exchanges.sums_per_token += config.mamba2.groups;
+}
+
+void Shape(const LanguageModelConfig& config, const TensorShard& shard, Model::Shape& shape) {
+  const LanguageModelConfig::Mamba2& mamba = config.mamba2;
+  shape.scan = {mamba.heads, mamba.head_width, mamba.groups, mamba.state, mamba.taps};
+  shape.own_scan_heads = shard.ssm_heads().size();
+  shape.own_scan_groups = shard.ssm_groups().size();
+}
+
+}  // namespace
+
+const LayerKind kMamba2Layer = {.name = "mamba2",
+                                .size = SizeOfLayer,
+                                .split = SplitOfLayer,
+                                .make = MakeLayer,
+                                .exchange = Exchange,
+                                .shape = Shape};
 
 }  // namespace muster::parallel

@@ -8,6 +8,8 @@
 #include "kernels/gemm/linear.h"
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
+#include "parallel/model/language_model.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/model/linear.h"
 
 namespace muster::parallel {
@@ -160,5 +162,34 @@ std::unique_ptr<Mixer> MakeMlpMixer(ParameterRegistry& registry, const MlpSpec& 
                                     const TensorShard& shard, const Recomputed& recomputed) {
   return std::make_unique<MlpMixer>(registry, spec, shard, recomputed);
 }
+
+namespace {
+
+LayerSize SizeOfLayer(const LanguageModelConfig& config) {
+  const int64_t c = config.hidden;
+  const int64_t up = config.mlp == MlpKind::kSwiglu ? 2 * config.ffn : config.ffn;
+  return {up * c + config.ffn * c, config.bias ? up + c : 0, config.ffn * c, 0, config.ffn};
+}
+
+SplitUnit SplitOfLayer(const LanguageModelConfig& config) {
+  return {SplitKind::kMlpColumns, config.ffn};
+}
+
+std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
+  return MakeMlpMixer(place.registry,
+                      {.name = place.block + ".mlp",
+                       .kind = place.config.mlp,
+                       .hidden = place.config.hidden,
+                       .ffn = place.config.ffn,
+                       .bias = place.config.bias,
+                       .stddev = kInitialStddev,
+                       .output_stddev = place.residual_stddev},
+                      place.shard, place.recomputed);
+}
+
+}  // namespace
+
+const LayerKind kMlpLayer = {
+    .name = "mlp", .size = SizeOfLayer, .split = SplitOfLayer, .make = MakeLayer};
 
 }  // namespace muster::parallel

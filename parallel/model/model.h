@@ -22,7 +22,6 @@
 #define MUSTER_PARALLEL_MODEL_MODEL_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,17 +42,9 @@
 #include "parallel/model/gradient_squares.h"
 #include "parallel/model/parameters.h"
 #include "parallel/model/tensor_stream.h"
+#include "parallel/plan/model_description.h"
 
 namespace muster::parallel {
-
-// A model as plain names and numbers: what a checkpoint keeps so that it can be rebuilt from it.
-struct ModelDescription {
-  std::string family;                        // "gpt2", "llama", ...
-  std::map<std::string, int64_t> sizes;      // "layers", "hidden", ...; > 0
-  std::map<std::string, double> numbers;     // "norm_epsilon", "rope_theta", ...; finite
-  std::map<std::string, bool> flags;         // "tied"
-  std::map<std::string, std::string> texts;  // "pattern"
-};
 
 // Attention of a model, the same in all its blocks that have it. heads is 0 in a model without.
 struct AttentionSizes {
@@ -409,6 +400,9 @@ class Model {
     int context_size = 1;       // ranks that share a sequence
     AttentionSizes attention;
     ScanSizes scan;
+    // Of these, what this rank of the tensor group holds: heads and the groups that they are in.
+    int64_t own_heads = 0, own_kv_heads = 0;
+    int64_t own_scan_heads = 0, own_scan_groups = 0;
     // Of this rank's blocks between embedding and head.
     std::vector<BlockExchanges> exchanges;
     int64_t rotary_width = 0;  // width of a head with rotary positions, else 0

@@ -42,12 +42,30 @@ std::vector<Box> Parameter::Boxes(int64_t begin, int64_t end) const {
 
 int64_t Parameter::elements() const { return box.elements(); }
 int64_t Parameter::storage_elements() const {
-  return storage_rows * (box.extent.size() == 2 ? box.extent[1] : 1);
+  int64_t elements = storage_rows;
+  for (size_t d = 1; d < box.extent.size(); ++d) elements *= box.extent[d];
+  return elements;
+}
+
+kernels::Tensor Parameter::StorageIn(void* data, kernels::DType dtype) const {
+  const std::vector<int64_t>& extent = box.extent;
+  switch (extent.size()) {
+    case 1:
+      return kernels::Tensor(data, dtype, {storage_rows});
+    case 2:
+      return kernels::Tensor(data, dtype, {storage_rows, extent[1]});
+    case 3:
+      return kernels::Tensor(data, dtype, {storage_rows, extent[1], extent[2]});
+    default:
+      CHECK_EQ(extent.size(), 4u) << name;
+      return kernels::Tensor(data, dtype, {storage_rows, extent[1], extent[2], extent[3]});
+  }
 }
 
 ParameterId ParameterRegistry::Add(Parameter parameter) {
-  CHECK(parameter.global_shape.size() == 1 || parameter.global_shape.size() == 2)
-      << parameter.name << " must have one or two dimensions";
+  CHECK(!parameter.global_shape.empty() &&
+        parameter.global_shape.size() <= static_cast<size_t>(kernels::Tensor::kRankMax))
+      << parameter.name << " has " << parameter.global_shape.size() << " dimensions";
   if (!parameter.bands.empty()) {
     CHECK(parameter.box.extent.empty()) << parameter.name << " has bands and a box";
     parameter.box = parameter.bands[0];
@@ -118,6 +136,18 @@ void Draw(const Parameter& parameter, uint64_t seed, uint64_t stream_id, int64_t
   }
 }
 
+// The index in the whole tensor of the first element of run `row` of the band's last dimension.
+int64_t FirstOfRow(const Box& band, const Parameter& parameter, int64_t row) {
+  const std::vector<int64_t>& shape = parameter.global_shape;
+  int64_t stride = shape.back(), first = band.offset.back();
+  for (size_t d = shape.size() - 1; d-- > 0;) {
+    first += (band.offset[d] + row % band.extent[d]) * stride;
+    row /= band.extent[d];
+    stride *= shape[d];
+  }
+  return first;
+}
+
 }  // namespace
 
 void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_t count,
@@ -129,13 +159,12 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
     return;
   }
   const uint64_t stream_id = StableHash(parameter.name);
-  const bool matrix = parameter.global_shape.size() == 2;
   int64_t begin = 0;  // first element of the band in the box
   // A band is whole runs of the last dimension of the global tensor.
   for (const Box& band :
        parameter.bands.empty() ? std::vector<Box>{parameter.box} : parameter.bands) {
-    const int64_t rows = matrix ? band.extent[0] : 1;
-    const int64_t run = matrix ? band.extent[1] : band.extent[0];
+    const int64_t run = band.extent.back();
+    const int64_t rows = run == 0 ? 0 : band.elements() / run;
     // The requested elements of this band, and their rows.
     const int64_t from = std::clamp<int64_t>(first - begin, 0, rows * run);
     const int64_t to = std::clamp<int64_t>(first + count - begin, 0, rows * run);
@@ -145,10 +174,7 @@ void Initialize(const Parameter& parameter, uint64_t seed, int64_t first, int64_
       const auto fill = [&](int64_t begin_of_thread, int64_t end_of_thread) {
         for (int64_t row = row_begin + begin_of_thread; row < row_begin + end_of_thread; ++row) {
           const int64_t at = std::max(from, row * run), end = std::min(to, (row + 1) * run);
-          const int64_t global =
-              matrix ? (band.offset[0] + row) * parameter.global_shape[1] + band.offset[1]
-                     : band.offset[0];
-          Draw(parameter, seed, stream_id, global + at - row * run,
+          Draw(parameter, seed, stream_id, FirstOfRow(band, parameter, row) + at - row * run,
                kernels::Tensor(values + begin + at - first, kernels::DType::kF32, {end - at}));
         }
       };

@@ -35,7 +35,7 @@ enum class TensorSharing : uint8_t {
 // Index into a ParameterRegistry.
 using ParameterId = int;
 
-// One trainable tensor, or this rank's box of it. One or two dimensions.
+// One trainable tensor, or this rank's box of it: of one to kernels::Tensor::kRankMax dimensions.
 struct Parameter {
   // The same in every layout: "blocks.3.attention.qkv.weight"; the block index is global.
   std::string name;
@@ -77,6 +77,8 @@ struct Parameter {
   std::vector<Box> Boxes(int64_t begin, int64_t end) const;
   int64_t elements() const;          // of the box, without padding
   int64_t storage_elements() const;  // with padding
+  // This rank's tensor in `data`: the box's dimensions, with storage_rows of the first.
+  kernels::Tensor StorageIn(void* data, kernels::DType dtype) const;
 };
 
 // Parameters in forward order of first use. Backward completes their gradients in about the
@@ -105,8 +107,8 @@ class ParameterRegistry {
   bool resident_ = true;
 };
 
-// One tensor per parameter: values, gradients or moments. Shaped as stored: [storage_rows, columns]
-// or [storage_rows]. Views; owns nothing.
+// One tensor per parameter: values, gradients or moments, shaped as stored (Parameter::StorageIn).
+// Views; owns nothing.
 class ParameterViews {
  public:
   ParameterViews() = default;

@@ -1,5 +1,5 @@
 #include "parallel/model/tensor_parallel.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model_sizes.h"
 
 #include <algorithm>

@@ -26,10 +26,8 @@ Tensor Slice(kernels::Buffer& buffer, DType dtype, int64_t begin, int64_t count)
 
 // A parameter as stored, somewhere inside its bucket.
 Tensor ViewIn(const Tensor& bucket, int64_t begin, const Parameter& parameter) {
-  void* data = static_cast<char*>(bucket.data()) + begin * SizeOf(bucket.dtype());
-  return parameter.box.extent.size() == 1
-             ? Tensor(data, bucket.dtype(), {parameter.storage_rows})
-             : Tensor(data, bucket.dtype(), {parameter.storage_rows, parameter.box.extent[1]});
+  return parameter.StorageIn(static_cast<char*>(bucket.data()) + begin * SizeOf(bucket.dtype()),
+                             bucket.dtype());
 }
 
 }  // namespace

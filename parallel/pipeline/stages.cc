@@ -6,19 +6,14 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model_sizes.h"
 #include "parallel/pipeline/partition.h"
 
 namespace muster::parallel {
 
 absl::StatusOr<std::vector<double>> BlockCosts(const ModelDescription& description) {
-  const ModelFamily* family = FindFamily(description.family);
-  if (family == nullptr) {
-    return absl::UnimplementedError(absl::StrCat("the cost of a block of model family '",
-                                                 description.family, "' is not known"));
-  }
-  ASSIGN_OR_RETURN(const LanguageModelConfig config, family->config(description));
+  ASSIGN_OR_RETURN(const LanguageModelConfig config, FindConfig(description));
   std::vector<double> costs = {0};
   for (const double block : parallel::BlockCosts(config)) costs.push_back(block);
   costs.push_back(static_cast<double>(config.hidden) * static_cast<double>(config.vocab));

@@ -11,7 +11,7 @@ namespace muster::parallel {
 
 // Multiply-adds per token of one forward pass of every block (embedding, transformer blocks, head),
 // with the causal half of attention; the backward costs twice as much in every block. The embedding
-// only moves memory and counts as zero. kUnimplemented for a family without a formula.
+// only moves memory and counts as zero. kInvalidArgument for a description of no model.
 absl::StatusOr<std::vector<double>> BlockCosts(const ModelDescription& description);
 
 // The block ranges of rank `stage` of `stages`, one per chunk, cut by PartitionLayers over the

@@ -1,7 +1,5 @@
 #include "parallel/plan/pattern.h"
 
-#include <algorithm>
-
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
@@ -30,15 +28,6 @@ absl::StatusOr<std::vector<std::string>> BlocksOfPattern(absl::string_view patte
     blocks.back() += letter;
   }
   return blocks;
-}
-
-std::vector<std::string> KindsOfBlocks(const std::vector<std::string>& blocks) {
-  std::vector<std::string> kinds;
-  // An MLP on its own comes first, and nothing follows what it would join.
-  for (const char* kind : {"-", "M-", "*-", "M", "*"}) {
-    if (std::count(blocks.begin(), blocks.end(), kind) > 0) kinds.emplace_back(kind);
-  }
-  return kinds;
 }
 
 }  // namespace muster::parallel

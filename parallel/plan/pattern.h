@@ -25,9 +25,6 @@ inline constexpr int64_t kPatternMax = 2048;  // letters
 // letter that is none, and its position, or says that there are none or too many.
 absl::StatusOr<std::vector<std::string>> BlocksOfPattern(absl::string_view pattern);
 
-// The different ones of `blocks`, in an order in which they are the blocks of a pattern again.
-std::vector<std::string> KindsOfBlocks(const std::vector<std::string>& blocks);
-
 }  // namespace muster::parallel
 
 #endif  // MUSTER_PARALLEL_PLAN_PATTERN_H_

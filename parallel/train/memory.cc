@@ -14,7 +14,7 @@
 #include "kernels/optimizer/step_math.h"
 #include "kernels/ssm/ssd_workspace.h"
 #include "parallel/comm/mesh_groups.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/mamba2_mixer.h"
 #include "parallel/optim/gradient_compressor.h"
 #include "parallel/optim/gradient_reducer.h"
@@ -294,9 +294,7 @@ int64_t AttentionBytes(const TrainerPlace& place) {
   if (ComputeDtype(place.options.precision) == DType::kF32 || shape.documents) return 0;
   const AttentionSizes& attention = shape.attention;
   if (attention.heads == 0) return 0;
-  const int64_t tensor = place.mesh.degree(Axis::kTensor);
-  int64_t heads = (attention.heads + tensor - 1) / tensor;
-  int64_t key_heads = (attention.kv_heads + tensor - 1) / tensor;
+  int64_t heads = shape.own_heads, key_heads = shape.own_kv_heads;
   // Tokens of one call of the kernel.
   int64_t queries = BatchShapeOf(place).sequence, keys = queries;
   if (const int64_t context = place.mesh.degree(Axis::kContext); context > 1) {
@@ -330,7 +328,6 @@ int64_t ScanBytes(const TrainerPlace& place) {
   const Model::Shape& shape = place.model.shape();
   if (shape.scan.heads == 0) return 0;
   const BatchShape batch = BatchShapeOf(place);
-  const int64_t tensor = place.mesh.degree(Axis::kTensor);
   const int64_t context = place.mesh.degree(Axis::kContext);
   const bool by_heads = context > 1 && shape.scan_method == ScanMethod::kAllToAll;
   const bool passes = context > 1 && !by_heads;
@@ -338,8 +335,8 @@ int64_t ScanBytes(const TrainerPlace& place) {
   kernels::SsdShape scan;
   scan.samples = batch.batch * segments;
   scan.positions = batch.sequence / segments;
-  scan.heads = (shape.scan.heads + tensor - 1) / tensor;
-  scan.groups = std::max<int64_t>(1, shape.scan.groups / tensor);
+  scan.heads = shape.own_scan_heads;
+  scan.groups = shape.own_scan_groups;
   if (by_heads) {
     scan.positions *= context;
     scan.heads = std::max<int64_t>(1, scan.heads / context);

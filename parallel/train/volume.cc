@@ -12,7 +12,7 @@
 #include "parallel/context/context_attention.h"
 #include "parallel/context/scan_by_heads.h"
 #include "parallel/context/state_passing.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model_sizes.h"
 #include "parallel/model/tensor_parallel.h"
 #include "parallel/optim/gradient_compressor.h"

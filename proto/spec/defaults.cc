@@ -1,8 +1,6 @@
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "google/protobuf/util/time_util.h"
-#include "parallel/plan/pattern.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/families/family.h"
 #include "proto/spec/presets.h"
@@ -60,18 +58,10 @@ void DefaultPipeline(v1::ParallelSpec& parallel) {
 
 void DefaultModel(v1::ModelSpec& model) {
   if (const v1::ModelSpec* preset = FindPreset(model.preset()); preset != nullptr) {
-    // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field. A
-    // pattern takes along only what its layers need.
+    // Given fields replace the preset's. rope_scaling is replaced as a whole, not field by field.
     v1::ModelSpec whole = *preset;
-    const auto lacks = [&](char letter) {
-      return !model.pattern().empty() && !absl::StrContains(model.pattern(), letter);
-    };
-    if (lacks(parallel::kMambaLetter)) whole.clear_mamba();
-    if (lacks(parallel::kMlpLetter)) whole.clear_ffn();
-    if (lacks(parallel::kAttentionLetter)) {
-      whole.clear_heads();
-      whole.clear_kv_heads();
-    }
+    const SpecFamily* const family = FindSpecFamily(preset->family());
+    if (family->fit_preset != nullptr) family->fit_preset(model, whole);
     if (model.has_rope_scaling()) whole.clear_rope_scaling();
     whole.MergeFrom(model);
     model = whole;

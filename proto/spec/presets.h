@@ -1,4 +1,5 @@
-// Models by name: what `engine.model.preset` stands for.
+// Models by name: what `engine.model.preset` stands for. Each family has its own
+// (proto/spec/families).
 #ifndef MUSTER_PROTO_SPEC_PRESETS_H_
 #define MUSTER_PROTO_SPEC_PRESETS_H_
 

@@ -8,12 +8,14 @@
 #define MUSTER_PROTO_SPEC_SPEC_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "muster/v1/spec.pb.h"
+#include "parallel/plan/model_description.h"
 #include "parallel/plan/validate.h"
 
 namespace muster::spec {
@@ -58,6 +60,21 @@ std::vector<Problem> FindProblems(const v1::JobSpec& spec);
 // How a spec with defaults splits the work, and the sizes of its model, for parallel::FindProblems.
 parallel::Layout LayoutOf(const v1::JobSpec& spec);
 parallel::ModelSize SizeOf(const v1::ModelSpec& model);
+
+// The architecture and sizes of the whole model, as the engine and its checkpoints name them.
+// Requires: defaults, no problem.
+parallel::ModelDescription Describe(const v1::ModelSpec& model);
+
+// What the layers of a model come to, for those that place jobs and do not link the engine: exactly
+// what the engine builds.
+struct LayerTotals {
+  int64_t layers = 0;         // branches of the residual stream: mixers and MLPs
+  int64_t weights = 0;        // elements of their GEMMs
+  int64_t key_columns = 0;    // of the keys and values of a token, of all attention layers
+  int64_t state_numbers = 0;  // of the states of a sequence and their decays, of all scans
+};
+// Requires: defaults, no problem.
+LayerTotals TotalsOf(const v1::ModelSpec& model);
 
 // FindProblems as a status: kInvalidArgument with one "path: message" per line.
 absl::Status Validate(const v1::JobSpec& spec);

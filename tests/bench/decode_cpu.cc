@@ -17,9 +17,9 @@
 #include "kernels/device/device.h"
 #include "kernels/tensor.h"
 #include "parallel/generate/decoder.h"
-#include "parallel/model/gpt2.h"
-#include "parallel/model/llama.h"
-#include "parallel/model/mamba2.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/llama.h"
+#include "parallel/model/families/mamba2.h"
 #include "parallel/model/model.h"
 #include "tests/parallel/parameter_storage.h"
 

@@ -18,7 +18,7 @@
 #include "kernels/optimizer/optimizer.h"
 #include "kernels/optimizer/reduce.h"
 #include "kernels/tensor.h"
-#include "parallel/model/gpt2.h"
+#include "parallel/model/families/gpt2.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"

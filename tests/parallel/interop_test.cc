@@ -85,11 +85,7 @@ std::vector<std::vector<float>> Logits(const Model& model, Values& values,
   std::vector<Tensor> views;
   for (ParameterId id = 0; id < model.parameters().size(); ++id) {
     const Parameter& parameter = model.parameters().at(id);
-    float* data = values[id].data();
-    const int64_t rows = parameter.storage_rows;
-    views.push_back(parameter.box.extent.size() == 1
-                        ? Tensor(data, DType::kF32, {rows})
-                        : Tensor(data, DType::kF32, {rows, parameter.box.extent[1]}));
+    views.push_back(parameter.StorageIn(values[id].data(), DType::kF32));
   }
   const ParameterViews weights(std::move(views));
   const BatchShape shape = {1, static_cast<int64_t>(tokens.size())};

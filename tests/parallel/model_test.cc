@@ -24,13 +24,13 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
-#include "parallel/model/gpt2.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/hybrid.h"
+#include "parallel/model/families/llama.h"
+#include "parallel/model/families/mamba2.h"
 #include "parallel/model/head.h"
-#include "parallel/model/hybrid.h"
 #include "parallel/model/language_model_sizes.h"
-#include "parallel/model/llama.h"
-#include "parallel/model/mamba2.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/optimizer.h"
 #include "tests/support/forwarding_communicator.h"
@@ -219,7 +219,7 @@ absl::StatusOr<LanguageModelConfig> ToyFromDescription(const ModelDescription& d
   LanguageModelConfig config;
   const int64_t layers = reader.Size("layers");
   for (int64_t i = 0; i < layers; ++i) {
-    config.blocks.push_back({i % 2 == 0 ? LayerKind::kMlp : LayerKind::kAttention});
+    config.blocks.push_back({i % 2 == 0 ? &kMlpLayer : &kAttentionLayer});
   }
   config.hidden = reader.Size("hidden");
   config.heads = config.kv_heads = reader.Size("heads");
@@ -846,6 +846,39 @@ TEST(Initialize, AnyPartOfAMatrixInBands_HasTheValuesThatTheWholeHasThere) {
         ASSERT_EQ(part.back(), -77);
       }
     }
+  }
+}
+
+// Boxes of three dimensions, cut in the first or in the middle.
+TEST(Initialize, AnyBoxOfAThreeDimensionalParameter_HasTheValuesThatTheWholeHasThere) {
+  Parameter whole;
+  whole.name = "experts";
+  whole.global_shape = {5, 4, 3};
+  whole.initializer = Initializer::kUniform;
+  whole.low = -1;
+  whole.high = 1;
+  ParameterRegistry registry;
+  const Parameter& all = registry.at(registry.Add(whole));
+  EXPECT_EQ(all.storage_elements(), 60);
+  std::vector<float> values(60);
+  Initialize(all, 3, 0, 60, values.data());
+  EXPECT_EQ(all.StorageIn(values.data(), kernels::DType::kF32).dim(2), 3);
+  for (const Box& box :
+       {Box{{1, 0, 0}, {3, 4, 3}}, Box{{0, 1, 0}, {5, 2, 3}}, Box{{2, 3, 1}, {2, 1, 2}}}) {
+    SCOPED_TRACE(box.ToString());
+    Parameter cut = whole;
+    cut.box = box;
+    ParameterRegistry other;
+    const Parameter& part = other.at(other.Add(cut));
+    std::vector<float> found(part.elements());
+    // In two calls, as ranks of a flat layout do.
+    Initialize(part, 3, 0, 2, found.data());
+    Initialize(part, 3, 2, part.elements() - 2, found.data() + 2);
+    std::vector<float> expected(part.elements());
+    CopyBox(box, sizeof(float), Box::Whole(whole.global_shape),
+            reinterpret_cast<const char*>(values.data()), box,
+            reinterpret_cast<char*>(expected.data()));
+    EXPECT_EQ(found, expected);
   }
 }
 

@@ -18,11 +18,7 @@ class ParameterStorage {
     for (ParameterId id = 0; id < registry.size(); ++id) {
       const Parameter& parameter = registry.at(id);
       values_[id].resize(parameter.storage_elements());
-      views.push_back(
-          parameter.box.extent.size() == 1
-              ? kernels::Tensor(values_[id].data(), kernels::DType::kF32, {parameter.storage_rows})
-              : kernels::Tensor(values_[id].data(), kernels::DType::kF32,
-                                {parameter.storage_rows, parameter.box.extent[1]}));
+      views.push_back(parameter.StorageIn(values_[id].data(), kernels::DType::kF32));
     }
     views_ = ParameterViews(std::move(views));
   }

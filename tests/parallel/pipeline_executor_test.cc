@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
 #include "parallel/comm/communicator.h"
-#include "parallel/model/gpt2.h"
+#include "parallel/model/families/gpt2.h"
 #include "parallel/pipeline/executor.h"
 #include "tests/parallel/parameter_storage.h"
 #include "tests/support/seed.h"

@@ -2,9 +2,14 @@
 // (docs/benchmarks/method.md).
 #include <gtest/gtest.h>
 
+#include <vector>
+
+#include "kernels/ssm/ssd_workspace.h"
 #include "parallel/mesh/mesh.h"
-#include "parallel/model/gpt2.h"
-#include "parallel/model/llama.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/llama.h"
+#include "parallel/model/families/mamba2.h"
+#include "parallel/model/mamba2_mixer.h"
 #include "parallel/train/memory.h"
 
 namespace muster::parallel {
@@ -72,6 +77,65 @@ TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
   // In a fixed order of additions: 2 bytes of scores for each of 24 heads x 2048 queries x 4096
   // keys.
   EXPECT_EQ(AttentionMiB(kLlama3b, 1, PerAxis(1, 1, 1, 2), {}), 1632 / 4);
+}
+
+// The backward of a scan works on the heads that the rank holds, whatever its share of them is.
+TEST(LibraryMemory, ScanOfUnevenShares_IsThatOfTheRanksOwnHeadsAndGroups) {
+  struct Share {
+    int64_t heads, groups;
+  };
+  const auto expect = [](int64_t groups, const std::vector<double>& weights,
+                         const std::vector<Share>& shares) {
+    const auto ranks = static_cast<int>(shares.size());
+    Mamba2Config config;
+    config.layers = 1;
+    config.hidden = 256;
+    config.heads = 8;
+    config.groups = groups;
+    config.vocab = 128;
+    config.sequence_length = 4096;
+    const Mesh mesh = MeshOf(PerAxis(1, 1, 1, ranks));
+    TrainerOptions options;
+    options.micro_batch = options.global_batch = 2;
+    options.precision = Precision::kBf16;
+    for (int rank = 0; rank < ranks; ++rank) {
+      SCOPED_TRACE(rank);
+      const auto model = MakeModel(
+          Describe(config), {.tensor_rank = rank, .tensor_size = ranks, .tensor_weights = weights});
+      ASSERT_TRUE(model.ok()) << model.status();
+      const TrainerPlace place = {.options = options,
+                                  .model = **model,
+                                  .mesh = mesh,
+                                  .coordinate = PerAxis(0, 0, 0, rank),
+                                  .sequence_length = config.sequence_length};
+      const kernels::SsdShape own = {.samples = 2,
+                                     .positions = 4096,
+                                     .heads = shares[rank].heads,
+                                     .groups = shares[rank].groups,
+                                     .width = 64,
+                                     .columns = 128,
+                                     .chunk = kMamba2Chunk,
+                                     .in_16_bits = true};
+      EXPECT_EQ(ScanBytes(place), kernels::SsdWorkspaceBytes(own));
+    }
+  };
+  expect(8, {5, 2, 1}, {{5, 5}, {2, 2}, {1, 1}});
+  // One group for all ranks: each has its B and C.
+  expect(1, {5, 2, 1}, {{5, 1}, {2, 1}, {1, 1}});
+  expect(8, {}, {{3, 3}, {3, 3}, {2, 2}});
+}
+
+// Attention likewise: 8 heads in 8 groups at 6 to 2.
+TEST(LibraryMemory, AttentionOfUnevenShares_IsThatOfTheRanksOwnHeads) {
+  const LlamaConfig config{1, 1024, 8, 8, 64, 128, 4096};
+  const int64_t all = AttentionMiB(config, 2, PerAxis(1, 1, 1, 1), {.deterministic = false});
+  EXPECT_GT(all, 0);
+  const auto of = [&](int rank) {
+    return AttentionMiB(config, 2, PerAxis(1, 1, 1, 2),
+                        {.tensor_rank = rank, .tensor_weights = {6, 2}, .deterministic = false});
+  };
+  EXPECT_EQ(of(0), all * 6 / 8);
+  EXPECT_EQ(of(1), all * 2 / 8);
 }
 
 // 960 MiB for each communicator, 384 MiB for each peer that a rank sends to.

@@ -8,7 +8,7 @@
 
 #include "kernels/arena.h"
 #include "parallel/mesh/mesh.h"
-#include "parallel/model/llama.h"
+#include "parallel/model/families/llama.h"
 #include "parallel/train/memory.h"
 #include "tests/support/status_matchers.h"
 

@@ -12,6 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "parallel/comm/communicator.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/language_model_sizes.h"
+#include "parallel/model/layer_kind.h"
 #include "parallel/train/failure.h"
 #include "proto/spec/presets.h"
 #include "proto/spec/spec.h"
@@ -47,6 +50,31 @@ TEST(Presets, AreModelsOfThePublishedSizes) {
     ASSERT_OK_AND_ASSIGN(const auto model,
                          parallel::MakeModel(Describe(WithDefaults(*spec::FindPreset(name)))));
     EXPECT_EQ(model->parameters().elements(), parameters) << name;
+  }
+}
+
+// Those who place jobs know of a model's layers what the engine builds, without linking it.
+TEST(Presets, TotalsOfTheirLayers_AreThoseOfTheEngine) {
+  for (const std::string& name : spec::PresetNames()) {
+    SCOPED_TRACE(name);
+    const v1::ModelSpec model = WithDefaults(*spec::FindPreset(name));
+    const spec::LayerTotals totals = spec::TotalsOf(model);
+    const parallel::LanguageModelConfig config = parallel::ConfigOf(Describe(model));
+    EXPECT_EQ(totals.layers, parallel::LayersOf(config));
+    int64_t weights = 0, keys = 0, states = 0;
+    for (const auto& block : config.blocks) {
+      for (const parallel::LayerKind* kind : block) {
+        weights += kind->size(config).weights;
+        if (kind == &parallel::kAttentionLayer) keys += 2 * config.kv_heads * HeadWidth(config);
+        if (kind == &parallel::kMamba2Layer) {
+          const auto& mamba = config.mamba2;
+          states += mamba.heads * (mamba.head_width * mamba.state + 1);
+        }
+      }
+    }
+    EXPECT_EQ(totals.weights, weights);
+    EXPECT_EQ(totals.key_columns, keys);
+    EXPECT_EQ(totals.state_numbers, states);
   }
 }
 
@@ -391,15 +419,68 @@ v1::JobSpec HybridJob(const std::string& pattern) {
 
 // Three blocks of a millisecond and three of three, in either order.
 TEST(Balance, StagesOfBlocksThatDiffer_FollowTheTimeOfEachKind) {
-  // The kinds are "M-", then "*-".
-  const std::vector<RankMeasure> ranks = {
+  // In order of first appearance: "M-", then "*-".
+  std::vector<RankMeasure> ranks = {
       {.embedding = 1e-6, .block = 4e-3, .head = 1e-6, .kinds = {1e-3, 3e-3}}};
   v1::JobSpec spec = Split(HybridJob("M-M-M-*-*-*-"), 2, 1, 1);
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(4, 2));
   spec = Split(HybridJob("*-*-*-M-M-M-"), 2, 1, 1);
+  ranks[0].kinds = {3e-3, 1e-3};
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(2, 4));
+}
+
+// Two ranks of which the first is 5/3 as fast: the shares of 16 and 10 become heads in proportion.
+TEST(Balance, RanksOfAMamba2_GetHeadsBySpeed) {
+  struct Held {
+    int64_t heads, groups, rows;  // rows of B and C each
+    bool operator==(const Held&) const = default;
+  };
+  const auto held = [](int heads, int groups) {
+    v1::JobSpec spec = SmallJob(2);
+    v1::ModelSpec& model = *spec.mutable_engine()->mutable_model();
+    model.Clear();
+    model.set_family(v1::MODEL_FAMILY_MAMBA2);
+    model.set_layers(2);
+    model.set_hidden(96);
+    model.set_vocab(131);
+    model.set_sequence_length(16);
+    model.mutable_mamba()->set_head_width(8);
+    model.mutable_mamba()->set_heads(heads);
+    model.mutable_mamba()->set_groups(groups);
+    model.mutable_mamba()->set_state(4);
+    spec = Split(spec, 1, 1, 2);
+    EXPECT_OK(spec::Validate(spec));
+    EXPECT_OK(Even(
+        {{.tensor = 0, .share = 100, .block = 3}, {.tensor = 1, .share = 100, .block = 5}}, spec));
+    EXPECT_THAT(spec.engine().parallel().tensor_shares(), ::testing::ElementsAre(16, 10));
+    EXPECT_OK(spec::Validate(spec));
+    std::vector<Held> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto model_of_rank = BuildModel(spec, parallel::PerAxis(0, 0, 0, rank));
+      EXPECT_OK(model_of_rank.status());
+      if (!model_of_rank.ok()) return ranks;
+      const parallel::Model::Shape& shape = (*model_of_rank)->shape();
+      int64_t channels = 0;  // of the convolution: x, B and C
+      const parallel::ParameterRegistry& parameters = (*model_of_rank)->parameters();
+      for (parallel::ParameterId id = 0; id < parameters.size(); ++id) {
+        if (parameters.at(id).name == "blocks.0.mamba.conv.bias") {
+          channels += parameters.at(id).elements();
+        }
+      }
+      ranks.push_back(
+          {shape.own_scan_heads, shape.own_scan_groups, (channels - 8 * shape.own_scan_heads) / 2});
+    }
+    return ranks;
+  };
+  // One group: both ranks hold the rows of its B and C, 4 each.
+  EXPECT_EQ(held(24, 1), (std::vector<Held>{{15, 1, 4}, {9, 1, 4}}));
+  EXPECT_EQ(held(8, 1), (std::vector<Held>{{5, 1, 4}, {3, 1, 4}}));
+  // Eight groups of three heads: five and three whole groups, with their B and C alone.
+  EXPECT_EQ(held(24, 8), (std::vector<Held>{{15, 5, 20}, {9, 3, 12}}));
+  // A group stays whole where each rank can have one, so that two are one each.
+  EXPECT_EQ(held(24, 2), (std::vector<Held>{{12, 1, 4}, {12, 1, 4}}));
 }
 
 // One of each kind is timed, in whatever order the pattern has them.
@@ -408,7 +489,7 @@ TEST(Balance, RankOfAHybrid_TimesEveryKindOfBlock) {
   const auto device = kernels::MakeCpuDevice(1);
   ASSERT_OK_AND_ASSIGN(const RankMeasure rank,
                        MeasureRank(spec, parallel::PerAxis(1, 0, 0, 1), *device));
-  ASSERT_EQ(rank.kinds.size(), 4u);  // "-", "M-", "*-" and "M"
+  ASSERT_EQ(rank.kinds.size(), 4u);  // "M", "M-", "*-" and "-"
   double sum = 0;
   for (const double seconds : rank.kinds) {
     EXPECT_GT(seconds, 0);

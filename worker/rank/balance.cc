@@ -19,11 +19,12 @@
 #include "kernels/memory/memory.h"
 #include "kernels/tensor.h"
 #include "parallel/comm/null_communicator.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/model/model.h"
 #include "parallel/optim/flat_buffers.h"
 #include "parallel/optim/flat_layout.h"
 #include "parallel/pipeline/partition.h"
-#include "parallel/plan/pattern.h"
 #include "parallel/train/failure.h"
 #include "parallel/train/memory.h"
 #include "proto/spec/spec.h"
@@ -116,15 +117,9 @@ class Stopwatch {
   std::vector<std::pair<std::unique_ptr<kernels::Event>, std::unique_ptr<kernels::Event>>> events_;
 };
 
-// The kinds of blocks of a model whose blocks differ.
-std::vector<std::string> KindsOf(const v1::ModelSpec& model,
-                                 const std::vector<std::string>& blocks) {
-  if (model.family() != v1::MODEL_FAMILY_HYBRID) return {};
-  return parallel::KindsOfBlocks(blocks);
-}
-std::vector<std::string> BlocksOf(const v1::ModelSpec& model) {
-  const auto blocks = parallel::BlocksOfPattern(model.pattern());
-  return blocks.ok() ? *blocks : std::vector<std::string>();
+// The kinds of blocks of a model. Requires: a valid spec.
+parallel::BlockKinds KindsOf(const v1::ModelSpec& model) {
+  return parallel::KindsOfBlocks(parallel::ConfigOf(Describe(model)));
 }
 
 // Mean seconds, over the ranks, of the embedding, every block and the head.
@@ -137,10 +132,11 @@ std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::
   const v1::ModelSpec& model = spec.engine().model();
   std::vector<double> costs(static_cast<size_t>(model.layers()) + 2,
                             mean([](const RankMeasure& rank) { return rank.block; }));
-  const std::vector<std::string> blocks = BlocksOf(model), kinds = KindsOf(model, blocks);
-  for (size_t i = 0; i < blocks.size() && !ranks.front().kinds.empty(); ++i) {
-    const size_t kind = std::find(kinds.begin(), kinds.end(), blocks[i]) - kinds.begin();
-    costs[i + 1] = mean([&](const RankMeasure& rank) { return rank.kinds[kind]; });
+  if (!ranks.front().kinds.empty()) {
+    const std::vector<int> kinds = KindsOf(model).of_block;
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      costs[i + 1] = mean([&](const RankMeasure& rank) { return rank.kinds[kinds[i]]; });
+    }
   }
   costs.front() = mean([](const RankMeasure& rank) { return rank.embedding; });
   costs.back() = mean([](const RankMeasure& rank) { return rank.head; });
@@ -222,10 +218,12 @@ class MemoryLimits {
     v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
     if (!stages_ || split.pipeline_chunks() != 1) return false;
     const std::vector<double> costs = LayerCosts(ranks_, spec);
+    const v1::ModelSpec& model = spec.engine().model();
+    const bool alike = BlocksAreAlike(model);
     std::map<StageBlocks, bool> known;
     const auto fits = [&](int stage, int begin, int end) {
       const auto [entry, added] =
-          known.try_emplace(StageBlocksOf(spec.engine().model(), stage, begin, end), true);
+          known.try_emplace(StageBlocksOf({stage, begin, end}, model.layers() + 2, alike), true);
       for (auto at = available_.lower_bound({stage, 0});
            added && entry->second && at != available_.end() && at->first.first == stage; ++at) {
         const auto needed = RankBytes(spec, parallel::PerAxis(stage, 0, 0, at->first.second),
@@ -344,13 +342,9 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   part.split_backward = false;
   part.offload_activations = false;
   part.recompute_blocks = 0;
-  parallel::ModelDescription description = Describe(spec.engine().model());
   const v1::ModelSpec& whole = spec.engine().model();
-  const std::vector<std::string> kinds = KindsOf(whole, BlocksOf(whole));
-  const int blocks = std::max(1, static_cast<int>(kinds.size()));
-  description.sizes["layers"] = blocks;
-  if (!kinds.empty()) description.texts["pattern"] = absl::StrJoin(kinds, "");
-  ASSIGN_OR_RETURN(const auto model, parallel::MakeModel(description, part));
+  const auto blocks = static_cast<int>(KindsOf(whole).first_block.size());
+  ASSIGN_OR_RETURN(const auto model, parallel::MakeModelOfKinds(Describe(whole), part));
   parallel::TrainerOptions options = OptionsOf(spec);
   options.zero = 0;
   options.offload_optimizer = 0;
@@ -390,7 +384,7 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   measure.embedding = fastest.front();
   measure.head = fastest.back();
   for (int i = 0; i < blocks; ++i) measure.block += std::max(fastest[i + 1], 1e-9);
-  if (!kinds.empty()) measure.kinds.assign(fastest.begin() + 1, fastest.end() - 1);
+  if (blocks > 1) measure.kinds.assign(fastest.begin() + 1, fastest.end() - 1);
   return measure;
 }
 

@@ -23,8 +23,8 @@ struct RankMeasure {
   double share = 1;  // number of elements of a block that it holds
   // Seconds of forward and backward of that share.
   double embedding = 0, block = 0, head = 0;
-  // The same of every kind of block (KindsOfBlocks), where they differ; `block` is their sum, and
-  // `share` counts one of each.
+  // The same of every kind of block (parallel::KindsOfBlocks), where there are several; `block` is
+  // their sum, and `share` counts one of each.
   std::vector<double> kinds;
   int64_t memory_bytes = 0;  // available (memory_check.h); 0: not known
 };

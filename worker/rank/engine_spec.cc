@@ -7,12 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/attention/head_width.h"
-#include "kernels/attention/rotary.h"
-#include "parallel/model/hybrid.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
-#include "proto/spec/names.h"
 #include "proto/spec/spec.h"
 
 namespace muster::worker {
@@ -178,40 +175,6 @@ absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
                                           path.status().message()));
 }
 
-kernels::RotaryScaling ScalingOf(const v1::ModelSpec& spec) {
-  kernels::RotaryScaling scaling;
-  if (!spec.has_rope_scaling()) return scaling;
-  const v1::RopeScalingSpec& given = spec.rope_scaling();
-  scaling.original_context = given.original_context();
-  scaling.factor = static_cast<float>(given.factor());
-  scaling.low_frequency_factor = static_cast<float>(given.low_frequency_factor());
-  scaling.high_frequency_factor = static_cast<float>(given.high_frequency_factor());
-  return scaling;
-}
-
-parallel::ModelDescription DescribeHybrid(const v1::ModelSpec& spec) {
-  parallel::HybridConfig config;
-  config.pattern = spec.pattern();
-  config.hidden = spec.hidden();
-  config.heads = spec.heads();
-  config.kv_heads = spec.kv_heads();
-  config.head_width = spec.head_width();
-  config.rotary = spec.positions() == v1::POSITIONS_ROTARY;
-  config.rope_theta = spec.rope_theta();
-  config.rope_scaling = ScalingOf(spec);
-  config.ffn = spec.ffn();
-  config.mlp =
-      spec.mlp() == v1::MLP_KIND_SWIGLU ? parallel::MlpKind::kSwiglu : parallel::MlpKind::kRelu2;
-  const v1::MambaSpec& mamba = spec.mamba();
-  config.mamba = {mamba.heads(), mamba.head_width(), mamba.groups(),
-                  mamba.state(), mamba.taps(),       mamba.step_min()};
-  config.vocab = spec.vocab();
-  config.sequence_length = spec.sequence_length();
-  config.tied = spec.tied();
-  config.norm_epsilon = spec.norm_epsilon();
-  return parallel::Describe(config);
-}
-
 }  // namespace
 
 kernels::DeviceKind DeviceKindOf(const v1::JobSpec& spec) {
@@ -222,43 +185,6 @@ kernels::DeviceKind DeviceKindOf(const v1::JobSpec& spec) {
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path) {
   if (absl::StartsWith(path, "/") || spec.working_directory().empty()) return path;
   return absl::StrCat(spec.working_directory(), "/", path);
-}
-
-parallel::ModelDescription Describe(const v1::ModelSpec& spec) {
-  parallel::ModelDescription description;
-  description.family = spec::EnumName(spec.family());
-  description.sizes = {{"layers", spec.layers()},
-                       {"hidden", spec.hidden()},
-                       {"vocab", spec.vocab()},
-                       {"sequence_length", spec.sequence_length()}};
-  if (spec.family() == v1::MODEL_FAMILY_HYBRID) return DescribeHybrid(spec);
-  if (spec.family() == v1::MODEL_FAMILY_MAMBA2) {
-    const v1::MambaSpec& mamba = spec.mamba();
-    description.sizes["heads"] = mamba.heads();
-    description.sizes["head_width"] = mamba.head_width();
-    description.sizes["groups"] = mamba.groups();
-    description.sizes["state"] = mamba.state();
-    description.sizes["taps"] = mamba.taps();
-    if (mamba.step_min() > 0) description.numbers["step_min"] = mamba.step_min();
-    description.flags["tied"] = spec.tied();
-    description.numbers["norm_epsilon"] = spec.norm_epsilon();
-    return description;
-  }
-  description.sizes["heads"] = spec.heads();
-  if (spec.family() != v1::MODEL_FAMILY_LLAMA) return description;
-  description.sizes["kv_heads"] = spec.kv_heads();
-  description.sizes["ffn"] = spec.ffn();
-  description.flags["tied"] = spec.tied();
-  description.numbers["norm_epsilon"] = spec.norm_epsilon();
-  description.numbers["rope_theta"] = spec.rope_theta();
-  if (spec.has_rope_scaling()) {
-    const v1::RopeScalingSpec& scaling = spec.rope_scaling();
-    description.sizes["rope_original_context"] = scaling.original_context();
-    description.numbers["rope_factor"] = scaling.factor();
-    description.numbers["rope_low_frequency_factor"] = scaling.low_frequency_factor();
-    description.numbers["rope_high_frequency_factor"] = scaling.high_frequency_factor();
-  }
-  return description;
 }
 
 absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec) {

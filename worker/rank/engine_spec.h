@@ -15,6 +15,7 @@
 #include "parallel/mesh/mesh.h"
 #include "parallel/model/model.h"
 #include "parallel/train/trainer.h"
+#include "proto/spec/spec.h"
 
 namespace muster::worker {
 
@@ -24,8 +25,7 @@ kernels::DeviceKind DeviceKindOf(const v1::JobSpec& spec);
 // An absolute `path` unchanged; a relative one below the spec's working directory.
 std::string ResolvePath(const v1::JobSpec& spec, const std::string& path);
 
-// The architecture and sizes of the whole model.
-parallel::ModelDescription Describe(const v1::ModelSpec& spec);
+using spec::Describe;  // the architecture and sizes of the whole model
 
 // How the ranks of a job divide the work.
 struct SplitRun {

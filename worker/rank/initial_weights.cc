@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "parallel/checkpoint/checkpoint.h"
 #include "parallel/interop/hugging_face.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
 

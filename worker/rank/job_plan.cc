@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -18,13 +18,16 @@ namespace {
 using kernels::DeviceKind;
 using parallel::Axis;
 
-// What a tensor rank's memory depends on: its shares of heads, MLP columns and vocabulary.
-using Shares = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+// What a tensor rank's memory depends on: how much it holds of everything that is shared out, and
+// of how many groups.
+using Shares = std::vector<std::pair<int64_t, int64_t>>;
 
 Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
-  const auto held = parallel::TensorShard::Of(model, part);
-  return {held.heads().size(), held.kv_heads().size(),  held.ffn().size(),
-          held.vocab().size(), held.ssm_heads().size(), held.ssm_groups().size()};
+  Shares shares;
+  for (const parallel::SplitShare& share : parallel::TensorShard::Of(model, part).shares) {
+    shares.emplace_back(share.span.size(), share.groups.size());
+  }
+  return shares;
 }
 
 RankPlan::Whole WholeOf(const parallel::TrainerPlace& place) {

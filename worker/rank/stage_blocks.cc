@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "parallel/model/families/family.h"
+#include "parallel/model/language_model_sizes.h"
 #include "parallel/pipeline/partition.h"
 #include "parallel/pipeline/stages.h"
 #include "proto/spec/spec.h"
@@ -35,13 +37,19 @@ void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& spl
   }
 }
 
-StageBlocks StageBlocksOf(const v1::ModelSpec& model, int stage, int begin, int end) {
-  const bool alike = model.family() != v1::MODEL_FAMILY_HYBRID;
-  return {stage, end - begin, alike ? std::min(begin, 1) : begin, end == model.layers() + 2};
+StageBlocks StageBlocksOf(const StageRange& range, int blocks, bool alike) {
+  return {range.stage, range.end - range.begin, alike ? std::min(range.begin, 1) : range.begin,
+          range.end == blocks};
+}
+
+bool BlocksAreAlike(const v1::ModelSpec& model) {
+  return parallel::KindsOfBlocks(parallel::ConfigOf(Describe(model))).first_block.size() == 1;
 }
 
 BlockMover::BlockMover(const v1::JobSpec& spec)
-    : spec_(spec), stages_(spec.engine().parallel().pipeline()) {}
+    : spec_(spec),
+      stages_(spec.engine().parallel().pipeline()),
+      alike_(BlocksAreAlike(spec.engine().model())) {}
 
 std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
   if (stages_ == 1 || spec_.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
@@ -68,8 +76,8 @@ std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
 
 // NeededBytes of the largest tensor rank of `stage`, were it to hold blocks [begin, end).
 int64_t BlockMover::StageBytes(int stage, int begin, int end) {
-  const auto [entry, added] =
-      known_.try_emplace(StageBlocksOf(spec_.engine().model(), stage, begin, end), kTooMuch);
+  const auto [entry, added] = known_.try_emplace(
+      StageBlocksOf({stage, begin, end}, spec_.engine().model().layers() + 2, alike_), kTooMuch);
   if (added) {
     // Of equal shares the first one is no smaller than the others.
     const auto& shares = spec_.engine().parallel().tensor_shares();

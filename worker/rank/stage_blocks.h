@@ -22,7 +22,14 @@ void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& spl
 // A stage and what blocks it would hold: their number and, where the model's blocks are alike,
 // whether they include the embedding and the head; else the first one.
 using StageBlocks = std::tuple<int, int, int, bool>;
-StageBlocks StageBlocksOf(const v1::ModelSpec& model, int stage, int begin, int end);
+struct StageRange {
+  int stage = 0, begin = 0, end = 0;  // blocks [begin, end), as in parallel::BlockRange
+};
+// `blocks`: of the model, with embedding and head.
+StageBlocks StageBlocksOf(const StageRange& range, int blocks, bool alike);
+// Whether all blocks between embedding and head keep, send and cost the same. Requires: a valid
+// spec.
+bool BlocksAreAlike(const v1::ModelSpec& model);
 
 // Remembers what stages need, so that asking for several limits costs little more than for one.
 // Single-threaded. `spec` must outlive it, has its defaults and is valid.
@@ -41,6 +48,7 @@ class BlockMover {
 
   const v1::JobSpec& spec_;
   const int stages_;
+  const bool alike_;  // BlocksAreAlike
   // By stage and the kinds of blocks that it would hold.
   std::map<StageBlocks, int64_t> known_;
 };

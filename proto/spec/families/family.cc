@@ -1,20 +1,51 @@
 #include "proto/spec/families/family.h"
 
-#include <array>
+#include "proto/spec/names.h"
+#include "proto/spec/presets.h"
 
 namespace muster::spec {
-
-absl::Span<const SpecFamily* const> SpecFamilies() {
-  static const std::array<const SpecFamily*, 4> kFamilies = {&Gpt2(), &Llama(), &Mamba2(),
-                                                             &Hybrid()};
-  return kFamilies;
-}
 
 const SpecFamily* FindSpecFamily(v1::ModelFamily id) {
   for (const SpecFamily* family : SpecFamilies()) {
     if (family->id == id) return family;
   }
   return nullptr;
+}
+
+parallel::ModelDescription Describe(const v1::ModelSpec& model) {
+  parallel::ModelDescription description;
+  description.family = EnumName(model.family());
+  description.sizes = {{"layers", model.layers()},
+                       {"hidden", model.hidden()},
+                       {"vocab", model.vocab()},
+                       {"sequence_length", model.sequence_length()}};
+  const SpecFamily* const family = FindSpecFamily(model.family());
+  if (family != nullptr) family->describe(model, description);
+  return description;
+}
+
+LayerTotals TotalsOf(const v1::ModelSpec& model) {
+  LayerTotals totals;
+  const SpecFamily* const family = FindSpecFamily(model.family());
+  if (family != nullptr) family->add_layers(model, totals);
+  return totals;
+}
+
+const v1::ModelSpec* FindPreset(const std::string& name) {
+  for (const SpecFamily* family : SpecFamilies()) {
+    for (const auto& [known, model] : family->presets) {
+      if (known == name) return &model;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<std::string> PresetNames() {
+  std::vector<std::string> names;
+  for (const SpecFamily* family : SpecFamilies()) {
+    for (const auto& [name, model] : family->presets) names.push_back(name);
+  }
+  return names;
 }
 
 }  // namespace muster::spec

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "parallel/plan/pattern.h"
+#include "proto/spec/families/describe.h"
 #include "proto/spec/families/family.h"
 #include "proto/spec/families/layers.h"
 #include "proto/spec/names.h"
@@ -94,6 +96,73 @@ void Check(const v1::ModelSpec& model, Checker& check) {
   if (attention) CheckAttention(model, check);
 }
 
+// As Nemotron-H (arXiv 2504.03624): squared ReLU, no positions, eight groups.
+v1::ModelSpec Preset(const std::string& pattern, int32_t hidden, int32_t heads, int32_t kv_heads,
+                     int32_t ffn, int32_t vocab, int32_t sequence) {
+  v1::ModelSpec model;
+  model.set_family(v1::MODEL_FAMILY_HYBRID);
+  model.set_pattern(pattern);
+  model.set_hidden(hidden);
+  model.set_heads(heads);
+  model.set_kv_heads(kv_heads);
+  model.set_ffn(ffn);
+  model.set_vocab(vocab);
+  model.set_sequence_length(sequence);
+  model.set_norm_epsilon(1e-5);
+  v1::MambaSpec& mamba = *model.mutable_mamba();
+  mamba.set_head_width(64);
+  mamba.set_heads(2 * hidden / 64);
+  mamba.set_groups(8);
+  mamba.set_state(128);
+  mamba.set_taps(4);
+  return model;
+}
+
+// A pattern takes along only what its layers need.
+void FitPreset(const v1::ModelSpec& given, v1::ModelSpec& preset) {
+  const auto lacks = [&](char letter) {
+    return !given.pattern().empty() && !absl::StrContains(given.pattern(), letter);
+  };
+  if (lacks(parallel::kMambaLetter)) preset.clear_mamba();
+  if (lacks(parallel::kMlpLetter)) preset.clear_ffn();
+  if (lacks(parallel::kAttentionLetter)) {
+    preset.clear_heads();
+    preset.clear_kv_heads();
+  }
+}
+
+void DescribeModel(const v1::ModelSpec& model, parallel::ModelDescription& description) {
+  const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
+  description.texts["pattern"] = model.pattern();
+  DescribeTable(model, description);
+  if (has(parallel::kAttentionLetter)) {
+    description.sizes["heads"] = model.heads();
+    description.sizes["kv_heads"] = model.kv_heads();
+    description.sizes["head_width"] = model.head_width();
+    description.flags["rotary"] = model.positions() == v1::POSITIONS_ROTARY;
+    if (description.flags["rotary"]) {
+      description.numbers["rope_theta"] = model.rope_theta();
+      if (model.rope_scaling().factor() != 1) DescribeRopeScaling(model, description);
+    }
+  }
+  if (has(parallel::kMlpLetter)) {
+    description.sizes["ffn"] = model.ffn();
+    description.texts["mlp"] = model.mlp() == v1::MLP_KIND_SWIGLU ? "swiglu" : "relu2";
+  }
+  if (has(parallel::kMambaLetter)) DescribeMamba(model, "mamba_", description);
+}
+
+void AddLayers(const v1::ModelSpec& model, LayerTotals& totals) {
+  const auto count = [&](char letter) {
+    return std::count(model.pattern().begin(), model.pattern().end(), letter);
+  };
+  AddAttention(model, model.kv_heads(), model.head_width(), count(parallel::kAttentionLetter),
+               totals);
+  AddMlp(model, model.ffn(), model.mlp() == v1::MLP_KIND_SWIGLU ? 3 : 2,
+         count(parallel::kMlpLetter), totals);
+  AddMamba(model, count(parallel::kMambaLetter), totals);
+}
+
 }  // namespace
 
 const SpecFamily& Hybrid() {
@@ -103,7 +172,14 @@ const SpecFamily& Hybrid() {
                  "mamba", "pattern", "head_width", "mlp", "positions"},
       .counts_layers = true,
       .set_defaults = SetDefaults,
-      .check = Check};
+      .check = Check,
+      .describe = DescribeModel,
+      .add_layers = AddLayers,
+      .fit_preset = FitPreset,
+      .presets = {
+          {"hybrid-1b", Preset("M-M-M-M*-M-M-M-M*-M-M-M-M-M-", 2048, 32, 8, 8192, 50257, 4096)},
+          {"hybrid-8b", Preset("M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", 4096, 32, 8,
+                               21504, 131072, 8192)}}};
   return *kFamily;
 }
 

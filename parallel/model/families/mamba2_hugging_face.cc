@@ -7,7 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "parallel/interop/hugging_face_family.h"
+#include "parallel/model/families/hugging_face.h"
+#include "parallel/model/families/mamba2.h"
 
 namespace muster::parallel {
 namespace {
@@ -111,7 +112,6 @@ Json Config(const ModelDescription& description) {
 }  // namespace
 
 const HuggingFaceFamily kMamba2HuggingFace = {
-    .family = "mamba2",
     .model_type = "mamba2",
     .layout = Layout,
     .description = Description,

@@ -1,17 +1,16 @@
-#include "parallel/model/llama.h"
+#include "parallel/model/families/llama.h"
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
 
 namespace muster::parallel {
 
 LanguageModelConfig ConfigOf(const LlamaConfig& config) {
   LanguageModelConfig model;
-  model.blocks.assign(config.layers, {LayerKind::kAttention, LayerKind::kMlp});
+  model.blocks.assign(config.layers, {&kAttentionLayer, &kMlpLayer});
   model.hidden = config.hidden;
   model.heads = config.heads;
   model.kv_heads = config.kv_heads;
@@ -80,6 +79,7 @@ absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& desc
 
 }  // namespace
 
-const ModelFamily kLlamaFamily = {.name = "llama", .config = FromDescription};
+const ModelFamily kLlamaFamily = {
+    .name = "llama", .config = FromDescription, .hugging_face = &kLlamaHuggingFace};
 
 }  // namespace muster::parallel

@@ -1,15 +1,19 @@
 // Mamba-2 (Dao and Gu, arXiv 2405.21060): every block is a norm and a Mamba-2 mixer; no attention,
 // no MLP, no positions. RMS norm, a head of its own or tied to the token embedding. See
 // language_model.h and mamba2_mixer.h.
-#ifndef MUSTER_PARALLEL_MODEL_MAMBA2_H_
-#define MUSTER_PARALLEL_MODEL_MAMBA2_H_
+#ifndef MUSTER_PARALLEL_MODEL_FAMILIES_MAMBA2_H_
+#define MUSTER_PARALLEL_MODEL_FAMILIES_MAMBA2_H_
 
 #include <cstdint>
 #include <memory>
 
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model.h"
 
 namespace muster::parallel {
+
+extern const ModelFamily kMamba2Family;
+extern const HuggingFaceFamily kMamba2HuggingFace;
 
 struct Mamba2Config {
   int64_t layers = 0;
@@ -36,4 +40,4 @@ std::unique_ptr<Model> MakeMamba2(const Mamba2Config& config, const ModelParalle
 
 }  // namespace muster::parallel
 
-#endif  // MUSTER_PARALLEL_MODEL_MAMBA2_H_
+#endif  // MUSTER_PARALLEL_MODEL_FAMILIES_MAMBA2_H_

@@ -2,17 +2,21 @@
 // residual stream. Nemotron-H (arXiv 2504.03624) is one with squared ReLU and no positions; with
 // SwiGLU and rotary positions it is of the kind of Bamba and Granite 4. RMS norms, no biases, a
 // head of its own or tied to the token embedding. See language_model.h and plan/pattern.h.
-#ifndef MUSTER_PARALLEL_MODEL_HYBRID_H_
-#define MUSTER_PARALLEL_MODEL_HYBRID_H_
+#ifndef MUSTER_PARALLEL_MODEL_FAMILIES_HYBRID_H_
+#define MUSTER_PARALLEL_MODEL_FAMILIES_HYBRID_H_
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "kernels/attention/rotary.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model.h"
 
 namespace muster::parallel {
+
+extern const ModelFamily kHybridFamily;
+extern const HuggingFaceFamily kNemotronHHuggingFace;
 
 struct HybridConfig {
   std::string pattern;  // BlocksOfPattern takes it
@@ -48,4 +52,4 @@ std::unique_ptr<Model> MakeHybrid(const HybridConfig& config, const ModelParalle
 
 }  // namespace muster::parallel
 
-#endif  // MUSTER_PARALLEL_MODEL_HYBRID_H_
+#endif  // MUSTER_PARALLEL_MODEL_FAMILIES_HYBRID_H_

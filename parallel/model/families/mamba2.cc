@@ -1,15 +1,14 @@
-#include "parallel/model/mamba2.h"
+#include "parallel/model/families/mamba2.h"
 
 #include <memory>
 
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
 
 namespace muster::parallel {
 LanguageModelConfig ConfigOf(const Mamba2Config& config) {
   LanguageModelConfig model;
-  model.blocks.assign(config.layers, {LayerKind::kMamba2});
+  model.blocks.assign(config.layers, {&kMamba2Layer});
   model.hidden = config.hidden;
   model.mamba2 = {config.heads, config.head_width, config.groups,
                   config.state, config.taps,       config.step_min};
@@ -68,6 +67,7 @@ absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& desc
 
 }  // namespace
 
-const ModelFamily kMamba2Family = {.name = "mamba2", .config = FromDescription};
+const ModelFamily kMamba2Family = {
+    .name = "mamba2", .config = FromDescription, .hugging_face = &kMamba2HuggingFace};
 
 }  // namespace muster::parallel

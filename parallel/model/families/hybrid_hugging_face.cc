@@ -8,7 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "parallel/interop/hugging_face_family.h"
+#include "parallel/model/families/hugging_face.h"
+#include "parallel/model/families/hybrid.h"
 #include "parallel/plan/pattern.h"
 
 namespace muster::parallel {
@@ -198,7 +199,6 @@ absl::Status Counterpart(const ModelDescription& description) {
 }  // namespace
 
 const HuggingFaceFamily kNemotronHHuggingFace = {
-    .family = "hybrid",
     .model_type = "nemotron_h",
     .layout = Layout,
     .description = Description,

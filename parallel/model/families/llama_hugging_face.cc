@@ -7,7 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "parallel/interop/hugging_face_family.h"
+#include "parallel/model/families/hugging_face.h"
+#include "parallel/model/families/llama.h"
 
 namespace muster::parallel {
 namespace {
@@ -135,7 +136,6 @@ bool IsDerived(const ModelDescription& description, absl::string_view name) {
 }  // namespace
 
 const HuggingFaceFamily kLlamaHuggingFace = {
-    .family = "llama",
     .model_type = "llama",
     .layout = Layout,
     .description = Description,

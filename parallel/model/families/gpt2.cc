@@ -1,17 +1,16 @@
-#include "parallel/model/gpt2.h"
+#include "parallel/model/families/gpt2.h"
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
 
 namespace muster::parallel {
 
 LanguageModelConfig ConfigOf(const Gpt2Config& config) {
   LanguageModelConfig model;
-  model.blocks.assign(config.layers, {LayerKind::kAttention, LayerKind::kMlp});
+  model.blocks.assign(config.layers, {&kAttentionLayer, &kMlpLayer});
   model.hidden = config.hidden;
   model.heads = config.heads;
   model.kv_heads = config.heads;
@@ -55,6 +54,7 @@ absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& desc
 
 }  // namespace
 
-const ModelFamily kGpt2Family = {.name = "gpt2", .config = FromDescription};
+const ModelFamily kGpt2Family = {
+    .name = "gpt2", .config = FromDescription, .hugging_face = &kGpt2HuggingFace};
 
 }  // namespace muster::parallel

@@ -1,6 +1,7 @@
-// What each family adds to the mapping of hugging_face_names.h, and the tools for it.
-#ifndef MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_
-#define MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_
+// What a family's models are called at Hugging Face, and the tools to say it with. The map of all
+// families is parallel/interop/hugging_face_names.h's.
+#ifndef MUSTER_PARALLEL_MODEL_FAMILIES_HUGGING_FACE_H_
+#define MUSTER_PARALLEL_MODEL_FAMILIES_HUGGING_FACE_H_
 
 #include <cmath>
 #include <cstdint>
@@ -16,28 +17,51 @@
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "parallel/checkpoint/json.h"
-#include "parallel/interop/hugging_face_names.h"
 #include "parallel/model/model.h"
 
 namespace muster::parallel {
 
+// Rows [row, row + rows) of one of our tensors are rows [source_row, source_row + rows) of `tensor`
+// there; its columns, when it is stored transposed ([in, out], as GPT-2's layers are). A vector's
+// elements are its rows.
+struct HuggingFaceSlice {
+  std::string tensor;
+  bool transposed = false;
+  int64_t row = 0;
+  int64_t rows = 0;
+  int64_t source_row = 0;
+};
+
+// One parameter of ours; the slices tile its rows, in order.
+struct HuggingFaceParameter {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::vector<HuggingFaceSlice> slices;
+};
+
+struct HuggingFaceTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+struct HuggingFaceLayout {
+  std::vector<HuggingFaceParameter> parameters;  // ours, in order of the registry
+  std::vector<HuggingFaceTensor> tensors;        // theirs, in order of first use
+};
+
 struct HuggingFaceFamily {
-  const char* family;      // ModelDescription::family
   const char* model_type;  // of config.json
   HuggingFaceLayout (*layout)(const Model& model);
   absl::StatusOr<ModelDescription> (*description)(const Json& config);
   // Without the dtype.
   Json (*config)(const ModelDescription& description);
-  // See hugging_face_names.h.
+  // Whether a tensor that the layout does not list may exist, because it adds no information.
   bool (*is_derived)(const ModelDescription& description, absl::string_view name);
   // The prefix that files saved without a head lack; may be empty.
   const char* prefix;
   // kUnimplemented names what a model of the family has that no model there has. Null: nothing.
   absl::Status (*counterpart)(const ModelDescription& description) = nullptr;
 };
-
-extern const HuggingFaceFamily kGpt2HuggingFace, kLlamaHuggingFace, kMamba2HuggingFace,
-    kNemotronHHuggingFace;
 
 // Requires: a name that MakeModel requires of every description of the family.
 template <typename Value>
@@ -71,6 +95,7 @@ class LayoutBuilder {
   // Adds a parameter whose slices may be of several tensors.
   void Slices(const std::string& name, std::vector<HuggingFaceSlice> slices) {
     const std::vector<int64_t>& shape = Shape(name);
+    CHECK_LE(shape.size(), 2u) << name << ": slices are rows and columns";
     for (const HuggingFaceSlice& slice : slices) {
       auto [found, added] = rows_.emplace(slice.tensor, layout_.tensors.size());
       if (added) layout_.tensors.push_back({slice.tensor, shape});
@@ -191,8 +216,11 @@ class ConfigReader {
 };
 
 // Whether `name` is a head stored a second time, equal to the token table that it is tied to.
-bool IsTiedHead(const ModelDescription& description, absl::string_view name);
+inline bool IsTiedHead(const ModelDescription& description, absl::string_view name) {
+  const auto tied = description.flags.find("tied");
+  return name == "lm_head.weight" && tied != description.flags.end() && tied->second;
+}
 
 }  // namespace muster::parallel
 
-#endif  // MUSTER_PARALLEL_INTEROP_HUGGING_FACE_FAMILY_H_
+#endif  // MUSTER_PARALLEL_MODEL_FAMILIES_HUGGING_FACE_H_

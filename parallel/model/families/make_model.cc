@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "parallel/context/context_attention.h"
 #include "parallel/context/scan_by_heads.h"
-#include "parallel/model/family.h"
+#include "parallel/model/families/family.h"
 #include "parallel/model/language_model_sizes.h"
 #include "parallel/model/model.h"
 #include "parallel/model/tensor_parallel.h"
@@ -83,12 +83,6 @@ absl::Status CheckContext(const ModelParallel& parallel, int64_t sequence, const
 
 }  // namespace
 
-absl::Span<const ModelFamily* const> Families() {
-  static constexpr std::array<const ModelFamily*, 4> kFamilies = {&kGpt2Family, &kLlamaFamily,
-                                                                  &kMamba2Family, &kHybridFamily};
-  return kFamilies;
-}
-
 const ModelFamily* FindFamily(absl::string_view name) {
   for (const ModelFamily* family : Families()) {
     if (family->name == name) return family;
@@ -96,10 +90,18 @@ const ModelFamily* FindFamily(absl::string_view name) {
   return nullptr;
 }
 
-LanguageModelConfig ConfigOf(const ModelDescription& description) {
+absl::StatusOr<LanguageModelConfig> FindConfig(const ModelDescription& description) {
   const ModelFamily* family = FindFamily(description.family);
-  CHECK(family != nullptr) << description.family;
-  auto config = family->config(description);
+  if (family != nullptr) return family->config(description);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown model family '", description.family,
+      "'; known: ", absl::StrJoin(Families(), ", ", [](std::string* out, const ModelFamily* known) {
+        absl::StrAppend(out, known->name);
+      })));
+}
+
+LanguageModelConfig ConfigOf(const ModelDescription& description) {
+  auto config = FindConfig(description);
   CHECK_OK(config);
   return *std::move(config);
 }
@@ -110,14 +112,15 @@ int64_t SizeOf(const ModelDescription& description, const std::string& name) {
   return found->second;
 }
 
-absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
-                                                 const ModelDescription& description,
-                                                 const ModelParallel& parallel) {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Model>> Build(const LanguageModelConfig& config,
+                                             const ModelDescription& description,
+                                             const ModelParallel& parallel) {
   if (!(parallel.dropout >= 0 && parallel.dropout < 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat("dropout ", parallel.dropout, " is not a probability from 0 to less than 1"));
   }
-  ASSIGN_OR_RETURN(const LanguageModelConfig config, family.config(description));
   const SplitList units = SplitOf(config);
   RETURN_IF_ERROR(CheckParts(parallel, static_cast<int64_t>(config.blocks.size()) + 2));
   RETURN_IF_ERROR(CheckSplit(parallel));
@@ -126,15 +129,28 @@ absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
   return MakeLanguageModel(config, description, parallel);
 }
 
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelFamily& family,
+                                                 const ModelDescription& description,
+                                                 const ModelParallel& parallel) {
+  ASSIGN_OR_RETURN(const LanguageModelConfig config, family.config(description));
+  return Build(config, description, parallel);
+}
+
 absl::StatusOr<std::unique_ptr<Model>> MakeModel(const ModelDescription& description,
                                                  const ModelParallel& parallel) {
-  const ModelFamily* family = FindFamily(description.family);
-  if (family != nullptr) return MakeModel(*family, description, parallel);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unknown model family '", description.family,
-      "'; known: ", absl::StrJoin(Families(), ", ", [](std::string* out, const ModelFamily* known) {
-        absl::StrAppend(out, known->name);
-      })));
+  ASSIGN_OR_RETURN(const LanguageModelConfig config, FindConfig(description));
+  return Build(config, description, parallel);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeModelOfKinds(const ModelDescription& description,
+                                                        const ModelParallel& parallel) {
+  ASSIGN_OR_RETURN(LanguageModelConfig config, FindConfig(description));
+  decltype(config.blocks) kinds;
+  for (const int first : KindsOfBlocks(config).first_block) kinds.push_back(config.blocks[first]);
+  config.blocks = std::move(kinds);
+  return Build(config, description, parallel);
 }
 
 }  // namespace muster::parallel

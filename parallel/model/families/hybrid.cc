@@ -1,4 +1,4 @@
-#include "parallel/model/hybrid.h"
+#include "parallel/model/families/hybrid.h"
 
 #include <string>
 #include <vector>
@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/model/description_reader.h"
-#include "parallel/model/family.h"
 #include "parallel/plan/pattern.h"
 
 namespace muster::parallel {
@@ -18,10 +17,10 @@ bool Has(const std::string& pattern, char letter) {
   return pattern.find(letter) != std::string::npos;
 }
 
-LayerKind KindOf(char letter) {
-  return letter == kMambaLetter       ? LayerKind::kMamba2
-         : letter == kAttentionLetter ? LayerKind::kAttention
-                                      : LayerKind::kMlp;
+const LayerKind* KindOf(char letter) {
+  return letter == kMambaLetter       ? &kMamba2Layer
+         : letter == kAttentionLetter ? &kAttentionLayer
+                                      : &kMlpLayer;
 }
 
 }  // namespace
@@ -31,7 +30,7 @@ LanguageModelConfig ConfigOf(const HybridConfig& config) {
   CHECK_OK(blocks);
   LanguageModelConfig model;
   for (const std::string& block : *blocks) {
-    std::vector<LayerKind>& layers = model.blocks.emplace_back();
+    std::vector<const LayerKind*>& layers = model.blocks.emplace_back();
     for (const char letter : block) layers.push_back(KindOf(letter));
   }
   model.hidden = config.hidden;
@@ -140,6 +139,7 @@ absl::StatusOr<LanguageModelConfig> FromDescription(const ModelDescription& desc
 
 }  // namespace
 
-const ModelFamily kHybridFamily = {.name = "hybrid", .config = FromDescription};
+const ModelFamily kHybridFamily = {
+    .name = "hybrid", .config = FromDescription, .hugging_face = &kNemotronHHuggingFace};
 
 }  // namespace muster::parallel

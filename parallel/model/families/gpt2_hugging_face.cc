@@ -7,7 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "parallel/interop/hugging_face_family.h"
+#include "parallel/model/families/gpt2.h"
+#include "parallel/model/families/hugging_face.h"
 
 namespace muster::parallel {
 namespace {
@@ -97,7 +98,6 @@ bool IsDerived(const ModelDescription& /*description*/, absl::string_view name) 
 }  // namespace
 
 const HuggingFaceFamily kGpt2HuggingFace = {
-    .family = "gpt2",
     .model_type = "gpt2",
     .layout = Layout,
     .description = Description,
