@@ -19,6 +19,7 @@ import unittest
 
 from cluster import Cluster, alive, is_final, kill
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = None
 STEPS = 400
 LONG = 1000  # steps: enough for a slow test to disturb the job before its end
@@ -909,6 +910,31 @@ class FineTuning(Scene):
         refused = self.cluster.run("submit", "--watch", spec, check=False)
         self.assertIn("rope_theta is 10000 in the spec and 500000 there", refused.stdout + refused.stderr)
         self.assertEqual(self.cluster.job("other")["attempts"], 1)
+
+
+class Examples(Scene):
+    def test_mamba2_and_hybrid_examples_train_as_on_one_rank_and_are_sampled_from(self):
+        self.cluster.run("data", "tokenize", "--input", self.directory / "text", "--output",
+                         self.directory / "data/kjv", "--tokenizer", "bytes", "--split",
+                         "train=0.9,validation=0.1")
+        few = [f"engine.training.{text}" for text in
+               ("steps=12", "evaluate_every=12", "evaluate_samples=32", "schedule.cosine.warmup_steps=3")]
+        alone = ["resources.ranks=1", "engine.parallel={}"]
+        for name, apart in (("mamba2-kjv", 0), ("hybrid-kjv", 1e-5)):
+            losses = []
+            for job, settings in ((name, few), (f"{name}-alone", [f"name={name}-alone", *few, *alone])):
+                self.cluster.run("submit", ROOT / "examples" / f"{name}.yaml",
+                                 *(word for setting in settings for word in ("--set", setting)))
+                ended = self.cluster.finish(job)
+                self.assertEqual(ended["state"], "succeeded", ended)
+                losses.append([point["trainLoss"] for point in ended["losses"]])
+            self.assertEqual(len(losses[0]), 12)
+            self.assertLess(losses[0][-1], losses[0][0])
+            for split, whole in zip(*losses):
+                self.assertLessEqual(abs(split / whole - 1), apart)
+            sampled = self.cluster.run("sample", name, "--prompt", "In the beginning", "--tokens", 8,
+                                       errors="replace").stdout  # any bytes, after so few steps
+            self.assertTrue(sampled.startswith("In the beginning"), sampled)
 
 
 class Metrics(Scene):

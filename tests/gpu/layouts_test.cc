@@ -61,6 +61,8 @@ constexpr Layout kLayouts[] = {
     {"ring 2", 2, "context=2"},
     {"all-gather 2", 2, "context=2 context_method=all_gather"},
     {"all-to-all 2", 2, "context=2 context_method=all_to_all"},
+    {"scan by states 2", 2, "context=2 scan_method=state_passing"},
+    {"scan by heads 2", 2, "context=2 scan_method=all_to_all"},
     {"pipeline 2", 2, "pipeline=2"},
     {"pipeline 2, interleaved", 2, "pipeline=2 pipeline_schedule=interleaved"},
     {"pipeline 2, zero bubble", 2, "pipeline=2 pipeline_schedule=zero_bubble"},
@@ -76,6 +78,9 @@ constexpr Layout kLayouts[] = {
      "tensor=4 sequence=true tensor_overlap=halves training.recompute=selective"},
     {"ring 4", 4, "context=4"},
     {"all-to-all 4", 4, "context=4 context_method=all_to_all"},
+    {"scan by heads 4", 4, "context=4 scan_method=all_to_all"},
+    {"scan by states 2 x tensor 2", 4, "context=2 tensor=2 sequence=true"},
+    {"scan by heads 2 x tensor 2", 4, "context=2 tensor=2 sequence=true scan_method=all_to_all"},
     {"pipeline 4", 4, "pipeline=4"},
     {"pipeline 4, zero bubble", 4, "pipeline=4 pipeline_schedule=zero_bubble"},
     {"pipeline 2 x tensor 2", 4, "pipeline=2 tensor=2 sequence=true"},
@@ -149,13 +154,21 @@ struct Setting {
   double gradient_bound, loss_bound;
   bool documents = false;    // separate_documents, in layouts with context or pipeline ranks
   bool copy_engines = true;  // for every collective they support, of any size; else NCCL alone
+  // Of the heads of Mamba-2. With 2, a Mamba-2 is trained in layouts with tensor or context ranks.
+  int groups = 1;
+
+  bool scans() const { return family == std::string("mamba2") || hybrid(); }
+  bool hybrid() const { return family == std::string("hybrid"); }
 };
 const std::vector<Setting>& SettingsOf(DeviceKind kind) {
-  static const auto& host =
-      *new std::vector<Setting>{{"gpt2 in fp32", "gpt2", "fp32", 5, 1e-5, 1e-4},
-                                {"llama in fp32", "llama", "fp32", 5, 1e-5, 1e-4},
-                                {"documents in fp32", "llama", "fp32", 5, 1e-5, 1e-4, true},
-                                {"mamba2 in fp32", "mamba2", "fp32", 5, 1e-5, 1e-4}};
+  static const auto& host = *new std::vector<Setting>{
+      {"gpt2 in fp32", "gpt2", "fp32", 5, 1e-5, 1e-4},
+      {"llama in fp32", "llama", "fp32", 5, 1e-5, 1e-4},
+      {"documents in fp32", "llama", "fp32", 5, 1e-5, 1e-4, true},
+      {"mamba2 in fp32", "mamba2", "fp32", 5, 1e-5, 1e-4},
+      {"mamba2 with 2 groups", "mamba2", "fp32", 5, 1e-5, 1e-4, false, true, 2},
+      {"hybrid in fp32", "hybrid", "fp32", 5, 1e-5, 1e-4, false, true, 2},
+      {"hybrid, documents in fp32", "hybrid", "fp32", 5, 1e-5, 1e-4, true, true, 2}};
   static const auto& cuda = *new std::vector<Setting>{
       {"gpt2 in bf16", "gpt2", "bf16", 50, 2e-2, 5e-3},
       {"llama in bf16", "llama", "bf16", 50, 2e-2, 5e-3},
@@ -163,6 +176,10 @@ const std::vector<Setting>& SettingsOf(DeviceKind kind) {
       // Gradients of a_log are sums of many small numbers of both signs.
       {"mamba2 in bf16", "mamba2", "bf16", 50, 4e-2, 5e-3},
       {"mamba2 in fp32", "mamba2", "fp32", 10, 1e-4, 1e-3},
+      {"mamba2 with 2 groups", "mamba2", "bf16", 30, 4e-2, 5e-3, false, true, 2},
+      {"hybrid in bf16", "hybrid", "bf16", 30, 4e-2, 5e-3, false, true, 2},
+      {"hybrid in fp32", "hybrid", "fp32", 10, 1e-4, 1e-3, false, true, 2},
+      {"hybrid, documents in bf16", "hybrid", "bf16", 30, 4e-2, 5e-3, true, true, 2},
       {"gpt2 in fp32", "gpt2", "fp32", 10, 1e-4, 1e-3},
       {"gpt2 in fp32, NCCL", "gpt2", "fp32", 10, 1e-4, 1e-3, false, false}};
   return kind == DeviceKind::kCuda ? cuda : host;
@@ -201,7 +218,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
   // Heads of 64 columns on GPUs, where cuDNN has its graphs. Four micro-batches for four stages.
   std::vector<std::string> Overrides(const Setting& setting, const Layout& layout) const {
     std::vector<std::string> out = {absl::StrCat("model.family=", setting.family),
-                                    "model.layers=4",
+                                    setting.hybrid() ? "model.pattern=M-*-M-*-" : "model.layers=4",
                                     absl::StrCat("model.hidden=", cuda() ? 256 : 32),
                                     absl::StrCat("model.vocab=", kVocab),
                                     absl::StrCat("model.sequence_length=", cuda() ? 128 : 16),
@@ -213,15 +230,21 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
                                     "training.schedule.cosine.warmup_steps=10",
                                     "parallel.bucket_bytes=262144",
                                     "parallel.resident_elements=1000"};
-    const std::string family = setting.family;
-    if (family == "mamba2") {
-      // Eight heads of one group, so that all tensor ranks share B and C.
+    if (setting.scans()) {
+      // Eight heads. All tensor ranks share B and C of one group, and pairs of them those of two.
       out.push_back(absl::StrCat("model.mamba.head_width=", cuda() ? 64 : 8));
+      out.push_back(absl::StrCat("model.mamba.groups=", setting.groups));
       if (!cuda()) out.push_back("model.mamba.state=16");
-    } else {
+    }
+    const bool llama = setting.family == std::string("llama");
+    if (setting.hybrid()) {
+      // Two heads share their keys; together they are wider than the hidden state.
+      out.push_back("model.heads=8");
+      out.push_back(absl::StrCat("model.head_width=", cuda() ? 64 : 8));
+    } else if (!setting.scans()) {
       out.push_back("model.heads=4");
     }
-    if (family == "llama") {
+    if (llama || setting.hybrid()) {
       out.push_back("model.kv_heads=4");
       out.push_back(absl::StrCat("model.ffn=", cuda() ? 512 : 48));
     }
@@ -278,7 +301,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
       for (const std::string& text : *texts) results.push_back(*EngineResult::FromText(text));
       for (const EngineResult& result : results) EXPECT_EQ(result.losses, results[0].losses);
       // Five and three of eight heads are too uneven for memory at the same offsets.
-      const bool alike = SettingsOf(GetParam())[setting].family != std::string("mamba2") ||
+      const bool alike = !SettingsOf(GetParam())[setting].scans() ||
                          !absl::StrContains(run.split().split, "tensor_shares");
       if (SettingsOf(GetParam())[setting].copy_engines && alike &&
           GetParam() == DeviceKind::kCuda) {
@@ -291,6 +314,16 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
       }
     }
     return trained;
+  }
+
+  // Whether the split makes a difference to what the setting is for.
+  static bool Concerns(const Setting& setting, absl::string_view split) {
+    const auto has = [&](absl::string_view text) { return absl::StrContains(split, text); };
+    if (setting.documents && !has("context") && !has("pipeline=2")) return false;
+    if (setting.groups > 1 && !setting.hybrid() && !has("context") && !has("tensor")) return false;
+    if (has("scan_method")) return setting.scans();
+    // How attention exchanges makes no difference to a scan.
+    return !has("context_method") || setting.family != std::string("mamba2");
   }
 
   // A child process counts the devices, because a CUDA context must not be forked.
@@ -317,14 +350,7 @@ class LayoutsGpuTest : public ::testing::TestWithParam<DeviceKind> {
     for (int i = 0; i < static_cast<int>(std::size(kLayouts)); ++i) {
       const Layout& layout = kLayouts[i];
       if (layout.ranks > ranks_max || !IsWanted(layout.name, "MUSTER_TEST_LAYOUTS")) continue;
-      if (setting.documents && !absl::StrContains(layout.split, "context") &&
-          !absl::StrContains(layout.split, "pipeline=2")) {
-        continue;
-      }
-      // How attention exchanges makes no difference to a scan.
-      if (setting.family == std::string("mamba2") && absl::StrContains(layout.split, "method")) {
-        continue;
-      }
+      if (!Concerns(setting, layout.split)) continue;
       SCOPED_TRACE(absl::StrCat(setting.name, ", ", layout.name));
       const absl::Time start = absl::Now();
       const auto trained = Train(ranks, index, i);

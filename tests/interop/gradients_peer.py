@@ -4,7 +4,7 @@
   gradients_peer.py --peer BIN/interop_model_peer --muster BIN/muster --work DIR [--device cuda]
 
 For each model: transformers makes it with random weights, Muster reads its folder. The reference is
-transformers in fp64 on the CPU. An error is |x - reference| / |reference| over a whole tensor (of the
+transformers in fp64 on the CPU, also where its code asks for fp32 (as its scans and norms do). An error is |x - reference| / |reference| over a whole tensor (of the
 logits, or of one parameter's gradient); ours may be at most twice that of transformers itself in the
 same precision on the same device (plus 1e-6 of slack in fp32, for sums in another order). On CUDA
 that is done in fp32 and bf16, on the CPU in fp32 (the host's kernels compute in fp32 alone).
@@ -43,6 +43,25 @@ MODELS = [
                               num_attention_heads=8, num_key_value_heads=2, vocab_size=1001,
                               max_position_embeddings=160, tie_word_embeddings=True,
                               rope_theta=500000.0, rope_scaling=LLAMA3, rms_norm_eps=1e-5), 2, 129),
+    ("mamba2, 6 heads of 20, state 24, one group",
+     transformers.Mamba2Config(hidden_size=60, num_hidden_layers=3, expand=2, num_heads=6, head_dim=20, n_groups=1,
+                               state_size=24, chunk_size=16, vocab_size=211, tie_word_embeddings=True), 3, 37),
+    # transformers before 5.23 normalises over the whole width whatever the groups.
+    ("mamba2, 8 heads of 64, state 128, 2 groups, an own head",
+     transformers.Mamba2Config(hidden_size=256, num_hidden_layers=2, expand=2, num_heads=8, head_dim=64, n_groups=2,
+                               state_size=128, chunk_size=64, vocab_size=1001, tie_word_embeddings=False), 2, 130),
+    ("nemotron-h, 6 heads of 8 in 2 groups, 6 on 2 of attention, squared ReLU",
+     transformers.NemotronHConfig(hidden_size=60, layers_block_type=["mamba", "mlp", "attention", "mamba", "mlp"],
+                                  num_attention_heads=6, num_key_value_heads=2, head_dim=20, intermediate_size=88,
+                                  mlp_hidden_act="relu2", mamba_num_heads=6, mamba_head_dim=8, n_groups=2,
+                                  ssm_state_size=24, chunk_size=16, time_step_min=0.5, vocab_size=211,
+                                  max_position_embeddings=64), 3, 37),
+    ("nemotron-h, 8 heads of 64 in 2 groups, 4 on 2 of attention, squared ReLU",
+     transformers.NemotronHConfig(hidden_size=256, layers_block_type=["mamba", "mlp", "attention", "mlp", "mamba"],
+                                  num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=768,
+                                  mlp_hidden_act="relu2", mamba_num_heads=8, mamba_head_dim=64, n_groups=2,
+                                  ssm_state_size=128, chunk_size=64, vocab_size=1001, tie_word_embeddings=True,
+                                  max_position_embeddings=160), 2, 130),  # transformers ties nothing in it
 ]
 
 
@@ -61,9 +80,32 @@ def make(config, seed):
                 centre = 0.0 if "bias" in name else 1.0
                 parameter.copy_(centre + 0.1 * torch.randn(parameter.shape, generator=generator))
             else:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.06)
+                scale = 0.5 if "conv1d" in name else 0.06
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     model.tie_weights()
     return model.eval()
+
+
+class InDouble:
+    """While it is entered, fp32 is fp64 for the code of transformers' models."""
+
+    class Torch:
+        float32 = torch.float64
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    def __init__(self, model):
+        self.module = sys.modules[type(model).__module__]
+        self.to_float = torch.Tensor.float
+
+    def __enter__(self):
+        self.module.torch = self.Torch()
+        torch.Tensor.float = torch.Tensor.double
+
+    def __exit__(self, *_):
+        self.module.torch = torch
+        torch.Tensor.float = self.to_float
 
 
 def differentiate(model, tokens, targets):
@@ -118,10 +160,14 @@ def convert(options, folder, work, model, tokens):
     subprocess.run([*run, folder, work / "checkpoint"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([*run, work / "checkpoint" / "imported" / "step-00000000.e0", work / "exported",
                     "--dtype", "fp32"], check=True, stdout=subprocess.DEVNULL)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(work / "exported", dtype=torch.float32)
+    # In what chunks transformers scans is no part of a model here, and rounds differently.
+    chunks = {"chunk_size": model.config.chunk_size} if hasattr(model.config, "chunk_size") else {}
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(work / "exported", dtype=torch.float32, **chunks)
     with torch.no_grad():
-        same = torch.equal(loaded.eval()(tokens).logits, model(tokens).logits)
-    print(f"  exported by muster convert, loaded by transformers: logits {'equal' if same else 'DIFFER'}")
+        found, wanted = loaded.eval()(tokens).logits, model(tokens).logits
+    same = torch.equal(found, wanted)
+    print("  exported by muster convert, loaded by transformers: logits "
+          + ("equal" if same else f"DIFFER by {error(found, wanted):.1e}"))
     return 0 if same else 1
 
 
@@ -139,7 +185,8 @@ def check(options, number, title, config, batch, sequence):
         {"batch": batch, "sequence": sequence, "tokens": tokens.flatten().tolist(),
          "targets": targets.flatten().tolist()}))
     bad = convert(options, work / "model", work, model, tokens)
-    reference = differentiate(copy.deepcopy(model).double(), tokens, targets)
+    with InDouble(model):
+        reference = differentiate(copy.deepcopy(model).double(), tokens, targets)
     on = (tokens.to(options.device), targets.to(options.device))
     for dtype in ("fp32", "bf16") if options.device == "cuda" else ("fp32",):
         precision = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

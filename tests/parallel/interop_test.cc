@@ -207,6 +207,37 @@ TEST_P(Peer, Export_InSeveralFiles_ReadsBackInAnyBox) {
   }
 }
 
+// NemotronHForCausalLM has a head of its own: transformers ties nothing in it.
+TEST(Export, TiedHybrid_HasItsTableTwiceAndReadsBackUntied) {
+  const std::unique_ptr<FileSystem> disk = PosixFileSystem();
+  const std::string source = absl::StrCat(kData, "nemotron-h");
+  ASSERT_OK_AND_ASSIGN(auto folder, HuggingFaceFolder::Open(*disk, source));
+  ModelDescription description = folder->model().description();
+  description.flags["tied"] = true;
+  ASSERT_OK_AND_ASSIGN(const auto model, MakeModel(description));
+  Values values = RandomValues(*model, testing::TestSeed());
+  std::function<absl::Status(const std::string&, const Box&, float*)> keep;
+  const std::unique_ptr<MemoryFileSystem> files = MemoryFileSystem::Make();
+  HuggingFaceExport options;
+  options.dtype = DType::kF32;
+  ASSERT_OK(
+      ExportToHuggingFace(*files, *model, ReaderOf(*model, values, keep), "out", options).status());
+  ASSERT_OK_AND_ASSIGN(const std::string config, files->Read("out/config.json"));
+  EXPECT_EQ(json::parse(config)["tie_word_embeddings"], false);
+  ASSERT_OK_AND_ASSIGN(auto again, HuggingFaceFolder::Open(*files, "out"));
+  EXPECT_FALSE(again->model().description().flags.at("tied"));
+  ASSERT_OK_AND_ASSIGN(Values read, ReadValues(*again));
+  const std::vector<int32_t> tokens = {3, 1, 4, 1, 5, 9, 2, 6};
+  EXPECT_EQ(Logits(again->model(), read, tokens), Logits(*model, values, tokens));
+
+  // Read as transformers reads it, also where the file claims to be tied.
+  json claims = json::parse(config);
+  claims["tie_word_embeddings"] = true;
+  ASSERT_OK(files->WriteAtomically("out/config.json", claims.dump()));
+  ASSERT_OK_AND_ASSIGN(auto tied, HuggingFaceFolder::Open(*files, "out"));
+  EXPECT_FALSE(tied->model().description().flags.at("tied"));
+}
+
 // ---- bad input ---------------------------------------------------------------------------------
 
 class BadFolder : public ::testing::Test {

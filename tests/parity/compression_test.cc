@@ -134,16 +134,60 @@ TEST(Compression, UnevenTensorRanks_CompressTheSameParameters) {
   EXPECT_EQ(residuals.at("blocks.0.attention.output.weight").size(), 2u * 48 * 48);
 }
 
+// Mamba-2, and hybrids of it with attention and MLPs of either kind.
+std::vector<ModelDescription> ModelsThatScan() {
+  return {SmallMamba2(), SmallHybrid(3, /*llama=*/false), SmallHybrid(3, /*llama=*/true)};
+}
+
+Case TrainingOf(const ModelDescription& model, const PerAxis& degrees,
+                const CompressionOptions& compression = {}, int zero = 0) {
+  Case run = TrainingOf(degrees, compression, zero);
+  run.model = model;
+  return run;
+}
+
+TEST(Compression, Mamba2AndHybrids_HaveTheBitsOfDenseAndOfEveryLayout) {
+  Harness harness;
+  const PerAxis two(1, 2, 1, 1);
+  for (const ModelDescription& model : ModelsThatScan()) {
+    SCOPED_TRACE(TrainingOf(model, two).ToString());
+    CompressionOptions all = TopK(1);
+    all.dense_above = 1;
+    const auto dense = harness.Train(TrainingOf(model, two));
+    ExpectSameBits(dense, harness.Train(TrainingOf(model, two, all)));
+    for (const CompressionOptions& compression : {TopK(kDensity), Sign()}) {
+      const auto expected = harness.Train(TrainingOf(model, two, compression));
+      EXPECT_NE(expected[0].losses, dense[0].losses);
+      EXPECT_LT(expected[0].losses.back(), expected[0].losses.front());
+      Case sharded = TrainingOf(model, two, compression, /*zero=*/1);
+      sharded.bucket_bytes = 1 << 30;
+      ExpectSameBits(expected, harness.Train(sharded));
+      Case uneven = TrainingOf(model, PerAxis(1, 2, 1, 2), compression);
+      uneven.layout.sequence_parallel = true;
+      uneven.tensor_weights = {1, 2};
+      const auto tensor = harness.Train(uneven);  // which compares the ranks
+      EXPECT_LT(tensor[0].losses.back(), tensor[0].losses.front());
+      // The gradient group has the context ranks too.
+      const auto context = harness.Train(TrainingOf(model, PerAxis(1, 1, 2, 1), compression));
+      EXPECT_LT(context[0].losses.back(), context[0].losses.front());
+    }
+  }
+}
+
 TEST(Compression, Resumed_HasTheBitsOfAnUnbrokenRun) {
   Harness harness;
   CompressionOptions momentum = TopK(kDensity);
   momentum.momentum = 0.5;
   momentum.warmup_steps = 8;
+  std::vector<Case> cases;
   for (const CompressionOptions& compression : {TopK(kDensity), momentum, Sign()}) {
-    const auto whole = harness.Train(TrainingOf(2, compression));
-    Case first = TrainingOf(2, compression);
+    cases.push_back(TrainingOf(2, compression));
+    cases.push_back(TrainingOf(SmallHybrid(), PerAxis(1, 2, 1, 1), compression));
+  }
+  for (const Case& unbroken : cases) {
+    const auto whole = harness.Train(unbroken);
+    Case first = unbroken, second = unbroken;
     first.stop_after = first.save_every = 5;
-    Case second = TrainingOf(2, compression);
     second.restore = harness.Train(first)[0].saved;
     ASSERT_EQ(second.restore.size(), 1u);
     const auto resumed = harness.Train(second);
@@ -323,6 +367,31 @@ TEST(Compression, ExcludedAndSmallParameters_TravelWhole) {
   compression.exclude = {};
   const auto none = harness.Train(OneMoreStep(2, compression, {}));
   EXPECT_TRUE(harness.Read(none, kResidualPrefix).empty());
+}
+
+// Of a mixer's parameters the projections and the filters are compressed, the latter in buckets of
+// parameters that stay in fp32; what has a number for each head travels whole.
+TEST(Compression, Mamba2_KeepsResidualsOfMatricesAndFilters) {
+  Harness harness;
+  Case run = OneMoreStep(2, TopK(kDensity), {});
+  run.model = SmallMamba2();
+  const Tensors left = harness.Read(harness.Train(run), kResidualPrefix);
+  for (const char* name : {"mamba.in_proj.weight", "mamba.conv.weight", "mamba.out_proj.weight"}) {
+    EXPECT_EQ(left.count(absl::StrCat("blocks.0.", name)), 1u) << name;
+  }
+  for (const auto& [name, values] : left) {
+    EXPECT_THAT(name,
+                ::testing::Not(::testing::ContainsRegex("a_log|dt_bias|norm|mamba\\.d$|bias")));
+  }
+  const auto model = *MakeModel(run.model, {});
+  const FlatLayout layout(
+      model->parameters(),
+      {.bucket_bytes = run.bucket_bytes, .replicas = 2, .compressed = [](const Parameter& p) {
+         return Compresses(TopK(kDensity), p);
+       }});
+  EXPECT_TRUE(std::any_of(layout.buckets().begin(), layout.buckets().end(), [](const auto& bucket) {
+    return bucket.compressed && bucket.full_precision;
+  }));
 }
 
 TEST(Compression, BytesDensityAndResidual_AreReported) {

@@ -123,6 +123,18 @@ std::vector<int> DrawBlocks(Rng& rng, const Case& run) {
   return blocks;
 }
 
+// Gradients travel as pairs of index and value. All of them do: their sums are then those of a run
+// without compression, which no other density has.
+void Compress(Case& run) {
+  run.adjust = [](TrainerOptions& options) {
+    CompressionOptions& compression = options.compression;
+    compression.method = CompressionMethod::kTopK;
+    compression.density = compression.dense_above = 1;
+    compression.min_elements = 0;
+  };
+}
+bool IsCompressed(const Case& run) { return run.adjust != nullptr; }
+
 Case Draw(Rng& rng) {
   for (;;) {
     Case run;
@@ -155,6 +167,7 @@ Case Draw(Rng& rng) {
     Rng aside = rng;  // what is drawn next does not depend on it
     run.scan_method = Pick(aside, {ScanMethod::kStatePassing, ScanMethod::kAllToAll});
     layout.scan_all_to_all = run.scan_method == ScanMethod::kAllToAll;
+    const bool compressed = aside.Chance(0.5);
     layout.all_to_all = run.context_method == ContextMethod::kAllToAll;
     layout.sequence_parallel = tensor > 1 && rng.Chance(0.5);
     if (tensor > 1 && rng.Chance(0.6)) {
@@ -170,6 +183,7 @@ Case Draw(Rng& rng) {
       for (int i = 0; i < tensor; ++i) run.tensor_weights.push_back(1 + rng.Below(4));
     }
     layout.zero = Pick(rng, {0, 1, 2, 3});
+    if (layout.zero < 2 && compressed) Compress(run);
     if (layout.zero > 0 && rng.Chance(0.5)) layout.zero_shards = 1 + rng.Below(data);
     layout.global_batch = data % 3 == 0 ? 24 : 16;
     layout.micro_batch = Pick(rng, {1, 2, 4});
@@ -270,6 +284,7 @@ std::vector<std::string> Settings(const Case& run) {
           absl::StrCat("recompute ", static_cast<int>(run.recompute),
                        run.recompute_blocks > 0 ? " of some" : ""),
           micro_batches > 1 ? "accumulates" : "one micro-batch",
+          IsCompressed(run) ? "compressed" : "sent whole",
           run.any_order ? "any order" : "one order"};
 }
 
@@ -291,7 +306,7 @@ std::vector<int> Pairs(const Case& run,
 class Matrix : public ::testing::Test {
  protected:
   void Compare(const Case& run) {
-    SCOPED_TRACE(run.ToString());
+    SCOPED_TRACE(run.ToString() + (IsCompressed(run) ? " compressed" : ""));
     const Reference& alone = Get(Unsplit(run));
     const RankResult result = harness_.Train(run)[0];
     if (!SameOrder(run)) {

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "parallel/model/families/hugging_face.h"
@@ -27,7 +28,13 @@ HuggingFaceLayout Layout(const Model& model) {
   const auto blocks = BlocksOfPattern(PatternOf(description));
   CHECK_OK(blocks);
   LayoutBuilder builder(model);
-  builder.Same("embedding.token.weight", "backbone.embeddings.weight");
+  const std::string table = "embedding.token.weight";
+  const int64_t rows = builder.Shape(table)[0];
+  // The head there is a tensor of its own, whatever tie_word_embeddings says. It gets a copy.
+  const bool tied = Required(description.flags, "tied");
+  std::vector<HuggingFaceSlice> slices = {{"backbone.embeddings.weight", false, 0, rows, 0}};
+  if (tied) slices.push_back({"lm_head.weight", false, 0, rows, 0});
+  builder.Slices(table, slices);
   int64_t layer = 0;  // theirs are one of ours within a block
   for (size_t i = 0; i < blocks->size(); ++i) {
     const std::string& letters = (*blocks)[i];
@@ -56,7 +63,7 @@ HuggingFaceLayout Layout(const Model& model) {
     }
   }
   builder.Same("norm.weight", "backbone.norm_f.weight");
-  if (!Required(description.flags, "tied")) builder.Same("head.weight", "lm_head.weight");
+  if (!tied) builder.Same("head.weight", "lm_head.weight");
   return builder.Finish();
 }
 
@@ -102,7 +109,7 @@ absl::StatusOr<ModelDescription> Description(const Json& config) {
                        {"vocab", reader.Size("vocab_size", 131072)},
                        {"sequence_length", reader.Size("max_position_embeddings", 4096)}};
   description.numbers["norm_epsilon"] = reader.Number("layer_norm_epsilon", 1e-5);
-  description.flags["tied"] = reader.Flag("tie_word_embeddings", false);
+  description.flags["tied"] = false;  // transformers ties nothing, whatever the file says
   if (Has(description, kAttentionLetter)) {
     const int64_t heads = reader.Size("num_attention_heads", 32);
     const char* const width = reader.Given("head_dim") ? "head_dim" : "attention_head_dim";
@@ -163,7 +170,7 @@ Json Config(const ModelDescription& description) {
                  {"attention_bias", false},
                  {"mamba_proj_bias", false},
                  {"residual_in_fp32", false},
-                 {"tie_word_embeddings", Required(description.flags, "tied")}};
+                 {"tie_word_embeddings", false}};
   if (Has(description, kAttentionLetter)) {
     config["num_attention_heads"] = size("heads");
     config["num_key_value_heads"] = size("kv_heads");
@@ -203,7 +210,7 @@ const HuggingFaceFamily kNemotronHHuggingFace = {
     .layout = Layout,
     .description = Description,
     .config = Config,
-    .is_derived = IsTiedHead,
+    .is_derived = [](const ModelDescription&, absl::string_view) { return false; },
     .prefix = "",
     .counterpart = Counterpart,
 };

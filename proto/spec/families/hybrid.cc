@@ -43,7 +43,8 @@ void CheckAttention(const v1::ModelSpec& model, Checker& check) {
   CheckKeyHeads(model, heads, check);
   if (model.head_width() == 0 && heads && model.hidden() > 0) {
     check.Add("engine.model.head_width", "required, as heads (", model.heads(),
-              ") does not divide hidden (", model.hidden(), ")");
+              ") does not divide hidden (", model.hidden(), "); ",
+              DivisorsAround(model.heads(), model.hidden()), " would");
   } else if (heads) {
     check.InRange("engine.model.head_width", model.head_width(), 1, kHeadWidthMax);
   }

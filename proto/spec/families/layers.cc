@@ -4,6 +4,8 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 namespace muster::spec {
 namespace {
 
@@ -16,7 +18,29 @@ constexpr int32_t kMambaTaps = 4;
 constexpr int64_t kMambaWidthMax = 256;
 constexpr int64_t kMambaGroupMax = 16384;
 
+// The least number of groups that divides the heads and whose heads are narrow enough together.
+int64_t GroupsFor(int64_t heads, int64_t head_width) {
+  for (int64_t of_group = std::min(heads, kMambaGroupMax / head_width); of_group > 0; --of_group) {
+    if (heads % of_group == 0) return heads / of_group;
+  }
+  return heads;
+}
+
 }  // namespace
+
+std::string DivisorsAround(int64_t value, int64_t of) {
+  int64_t below = 1, above = of;
+  const auto consider = [&](int64_t divisor) {
+    if (divisor < value) below = std::max(below, divisor);
+    if (divisor > value) above = std::min(above, divisor);
+  };
+  for (int64_t divisor = 1; divisor <= of / divisor; ++divisor) {
+    if (of % divisor != 0) continue;
+    consider(divisor);
+    consider(of / divisor);
+  }
+  return value > of ? absl::StrCat(of) : absl::StrCat(below, " or ", above);
+}
 
 void DefaultTable(v1::ModelSpec& model, bool tied) {
   if (!model.has_tied()) model.set_tied(tied);
@@ -39,7 +63,8 @@ bool CheckHeads(const v1::ModelSpec& model, Checker& check) {
   const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
   if (!heads || model.hidden() < 1 || model.hidden() > kHiddenMax) return false;
   if (model.hidden() % model.heads() == 0) return true;
-  check.Add("engine.model.heads", model.heads(), " does not divide hidden (", model.hidden(), ")");
+  check.Add("engine.model.heads", model.heads(), " does not divide hidden (", model.hidden(), "); ",
+            DivisorsAround(model.heads(), model.hidden()), " would");
   return false;
 }
 
@@ -47,7 +72,7 @@ void CheckKeyHeads(const v1::ModelSpec& model, bool heads, Checker& check) {
   const bool kv_heads = check.InRange("engine.model.kv_heads", model.kv_heads(), 1);
   if (heads && kv_heads && model.heads() % model.kv_heads() != 0) {
     check.Add("engine.model.kv_heads", model.kv_heads(), " does not divide heads (", model.heads(),
-              ")");
+              "); ", DivisorsAround(model.kv_heads(), model.heads()), " would");
   }
 }
 
@@ -74,17 +99,20 @@ void CheckMamba(const v1::ModelSpec& model, Checker& check) {
   const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
   if (mamba.heads() == 0 && width && model.hidden() > 0) {
     check.Add(path + "head_width", mamba.head_width(), " is wider than 2 x hidden (",
-              2 * int64_t{model.hidden()}, "), which leaves no head");
+              2 * int64_t{model.hidden()}, "), which leaves no head; give mamba.heads, or at most ",
+              2 * int64_t{model.hidden()});
   } else {
     const bool heads = check.InRange(path + "heads", mamba.heads(), 1, kFfnMax);
     const bool groups = check.InRange(path + "groups", mamba.groups(), 1);
     if (heads && groups && mamba.heads() % mamba.groups() != 0) {
-      check.Add(path + "groups", mamba.groups(), " does not divide heads (", mamba.heads(), ")");
+      check.Add(path + "groups", mamba.groups(), " does not divide heads (", mamba.heads(), "); ",
+                DivisorsAround(mamba.groups(), mamba.heads()), " would");
     } else if (heads && groups && width) {
       const int64_t columns = int64_t{mamba.heads()} / mamba.groups() * int64_t{mamba.head_width()};
       if (columns > kMambaGroupMax) {
         check.Add(path + "groups", "the heads of a group are ", columns,
-                  " columns wide together; at most ", kMambaGroupMax);
+                  " columns wide together; at most ", kMambaGroupMax, ", which ",
+                  GroupsFor(mamba.heads(), mamba.head_width()), " groups have");
       }
     }
   }

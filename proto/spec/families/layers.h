@@ -3,6 +3,7 @@
 #define MUSTER_PROTO_SPEC_FAMILIES_LAYERS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "muster/v1/spec.pb.h"
 #include "proto/spec/checker.h"
@@ -16,6 +17,10 @@ constexpr double kRopeTheta = 10000;
 // tied and norm_epsilon.
 void DefaultTable(v1::ModelSpec& model, bool tied);
 void DefaultMamba(v1::ModelSpec& model);
+
+// The divisors of `of` on either side of `value`: "4 or 6". Requires: both are at least 1, and
+// `value` is none.
+std::string DivisorsAround(int64_t value, int64_t of);
 
 // Heads that divide hidden; whether they do.
 bool CheckHeads(const v1::ModelSpec& model, Checker& check);
