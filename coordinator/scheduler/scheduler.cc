@@ -339,7 +339,8 @@ class Planner {
   }
 
   EvictionSearch evictions() const {
-    return {attempted_.index, running_, kept_, stopped_, tree_, use_, now_};
+    return {attempted_.index, running_,     kept_, stopped_, tree_, use_,
+            cluster_.history, cluster_.use, now_};
   }
 
   // The jobs for which slots are kept start, go on waiting for them, or give them up.
