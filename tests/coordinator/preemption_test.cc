@@ -215,6 +215,53 @@ TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
   EXPECT_EQ(std::get<Start>(then.decisions[0]).job, winner.id);
 }
 
+TEST(Preemption, JobThatLacksSlotsKeptForAnother_IsToldThatThisOneHasToEndToo) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.Run("victim", 10, {At(0, 0)});
+  const WaitingJob winner = WaitingGang("winner", 2, 90);
+  const Schedule plan = cluster.Plan({winner});
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
+  WaitingJob other = WaitingGang("other", 2, 95);
+  other.queue = "other";
+  const Schedule meanwhile = cluster.Plan({winner, other});
+  ASSERT_EQ(meanwhile.explanations.size(), 2u);
+  const v1::WaitReason reason = meanwhile.explanations[1].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  ASSERT_EQ(reason.change().jobs_end_size(), 2) << reason.DebugString();
+  EXPECT_EQ(reason.change().jobs_end(0).job_name(), "victim");
+  EXPECT_EQ(reason.change().jobs_end(1).job_name(), "winner");
+}
+
+TEST(Preemption, JobBehindOneOfAnotherQueueThatDoesNotFit_IsToldThatThisOneGoesFirst) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("runs", 90, {At(0, 0), At(0, 1), At(0, 2)}, absl::ZeroDuration(), "other");
+  cluster.Change("runs", [](RunningJob& job) { job.ends_at = kNow + absl::Hours(1); });
+  const WaitingJob first = WaitingGang("first", 4, 50);
+  WaitingJob second = WaitingGang("second", 4, 50);
+  second.queue = "other";
+  const Schedule plan = cluster.Plan({first, second});
+  ASSERT_EQ(plan.explanations.size(), 2u);
+  EXPECT_FALSE(plan.explanations[0].reason().has_blocker());
+  const v1::WaitReason reason = plan.explanations[1].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(reason.blocker().job_name(), "first");
+  EXPECT_EQ(FromProto(reason.reserved_start()), kNow + absl::Hours(1));
+  // With another worker, the end of the job on that is enough.
+  cluster.AddWorker(8);
+  std::vector<Slot> slots;
+  for (int i = 0; i < 8; ++i) slots.push_back(At(1, i));
+  cluster.Run("larger", 90, slots, absl::ZeroDuration(), "other");
+  WaitingJob third = WaitingGang("third", 6, 50);
+  third.queue = "other";
+  const v1::WaitReason apart = cluster.Plan({first, third}).explanations[1].reason();
+  EXPECT_EQ(apart.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  ASSERT_EQ(apart.change().jobs_end_size(), 1);
+  EXPECT_EQ(apart.change().jobs_end(0).job_name(), "larger");
+  EXPECT_FALSE(apart.has_blocker()) << apart.DebugString();
+}
+
 TEST(Preemption, LargerPriority_TakesOverWhatIsKept) {
   Cluster cluster;
   cluster.AddWorker(2);
