@@ -153,10 +153,9 @@ class Planner {
     }
     for (size_t of = tree_.queues().size(); of > 0; --of) BeginMatches(static_cast<int>(of) - 1);
     BeginMatches(QueueTree::kNone);
-    while (Line* line = NextLine()) {
+    for (Line* line = NextLine(); line != nullptr; line = NextAfter(*line)) {
       if (line->blocker != nullptr && !scope_.explains && NobodyCanStart(*line)) {
         line->heads.clear();
-        MovedOn(line->queue);
         continue;
       }
       Cursor cursor = line->heads.back();
@@ -173,7 +172,6 @@ class Planner {
         line->heads.insert(
             std::lower_bound(line->heads.begin(), line->heads.end(), cursor, GoesAfter), cursor);
       }
-      MovedOn(line->queue);
     }
     HoldReserved(absl::InfinitePast());
     if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
@@ -218,6 +216,13 @@ class Planner {
 
   const WaitingJob& HeadOf(const Line& line) const { return line.heads.back().next->second; }
 
+  // The jobs behind one that does not fit, and of which it is not known when it will, are only told
+  // so: that changes nothing for other queues, so that all are looked at in one go.
+  Line* NextAfter(Line& line) {
+    if (line.blocker != nullptr && !line.reserved && !line.heads.empty()) return &line;
+    MovedOn(line.queue);
+    return NextLine();
+  }
   // The queue whose turn it is; null when no job is left.
   Line* NextLine() {
     // The queue whose turn it was comes first: it alone may have run out of jobs, and no match is
@@ -1066,7 +1071,8 @@ class Planner {
     for (const ReservedSlot& reserved : reserved_) {
       const SlotView& slot = *reserved.slot.slot;
       if (reserved.until > level || slot.kind != job.device) continue;
-      if (slot.HasRoom(job.share) || (slot.holder != nullptr && ends.contains(slot.holder))) --slots;
+      if (slot.HasRoom(job.share) || (slot.holder != nullptr && ends.contains(slot.holder)))
+        --slots;
     }
     return slots < job.ranks;
   }
