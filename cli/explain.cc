@@ -119,6 +119,27 @@ std::string JobsEndText(const v1::StartChange& change) {
   return absl::StrCat(absl::StrJoin(jobs, " and "), jobs.size() == 1 ? " ends" : " end");
 }
 
+// When it starts, if that is known or cannot be.
+std::string EstimateText(const v1::WaitReason& reason, absl::Time now) {
+  if (reason.has_estimated_start()) return WhenText(reason.estimated_start(), now);
+  switch (reason.code()) {
+    case v1::WAIT_CODE_NO_WORKERS:
+    case v1::WAIT_CODE_CLUSTER_TOO_SMALL:
+    case v1::WAIT_CODE_GROUPS_TOO_LARGE:
+    case v1::WAIT_CODE_DOMAINS_TOO_SMALL:
+      return "never, as the cluster is";
+    case v1::WAIT_CODE_NO_QUEUE:
+    case v1::WAIT_CODE_QUOTA_TOO_SMALL:
+      return "never, as the queues are";
+    case v1::WAIT_CODE_QUEUE_JOBS:
+      return reason.limit() == 0 ? "never, as the queues are" : "not known";
+    case v1::WAIT_CODE_HELD:
+      return "not before it is released";
+    default:
+      return "not known";
+  }
+}
+
 // Why a job waits, as rows of name and value.
 Rows ReasonRows(const v1::WaitReason& reason, absl::Time now) {
   Rows rows = {{"waits:", WhyText(reason)}};
@@ -128,9 +149,7 @@ Rows ReasonRows(const v1::WaitReason& reason, absl::Time now) {
     rows.push_back(
         {"queue:", absl::StrCat(reason.queue(), ", behind ", Count(reason.ahead(), "other job"))});
   }
-  rows.push_back({"estimate:", reason.has_estimated_start()
-                                   ? WhenText(reason.estimated_start(), now)
-                                   : "not known"});
+  rows.push_back({"estimate:", EstimateText(reason, now)});
   return rows;
 }
 
@@ -352,6 +371,11 @@ std::string ChangeText(const v1::WaitReason& reason) {
                         "workers that are away return: ", AwayText(change));
       }
       if (change.slots_released()) text = "starts when the slots of ended attempts are released";
+      if (reason.has_blocker()) {
+        absl::StrAppend(&text, text.empty() ? "starts" : ",", " after job ",
+                        reason.blocker().job_name(), ", which goes first and needs ",
+                        Slots(reason.blocker().ranks(), reason.blocker().device()));
+      }
       return text;
     }
     case v1::WAIT_CODE_DOMAINS_FULL:

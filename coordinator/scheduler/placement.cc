@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "base/check.h"
@@ -103,8 +104,20 @@ std::vector<int> DepthsToTry(const Demand& demand, int spread) {
   return depths;
 }
 
+// False: not even all workers together have whole tensor groups enough, which is far cheaper to
+// find out than to ask every domain.
+bool WorkersMayHold(const SlotIndex& index, const Demand& demand) {
+  if (demand.granules.front().depth != kHostDepth) return true;
+  int64_t slots = 0;
+  for (const auto& [free, workers] : index.RoomOf(demand.slots).workers_by_free) {
+    slots += (free - free % demand.unit()) * static_cast<int64_t>(workers.size());
+  }
+  return slots >= demand.ranks;
+}
+
 // The gang fits in some domain.
 bool AnyContainer(const SlotIndex& index, const Demand& demand) {
+  if (!WorkersMayHold(index, demand)) return false;
   for (const int depth : DepthsToTry(demand, /*spread=*/-1)) {
     if (!ContainersAt(index, demand, depth).empty()) return true;
   }
@@ -570,6 +583,7 @@ struct Choice {
 
 Choice ChooseWorkers(const SlotIndex& index, const WaitingJob& job, const Demand& demand,
                      LazyLayout& layout, int spread) {
+  if (!WorkersMayHold(index, demand)) return {};
   for (const int depth : DepthsToTry(demand, spread)) {
     const std::vector<Container> containers = ContainersAt(index, demand, depth);
     if (containers.empty()) continue;
@@ -645,20 +659,29 @@ Choice ChooseSlots(const SlotIndex& index, const WaitingJob& job, const Demand& 
 
 // The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
 // segment if they were in whole groups: of the smallest job that suffices, else of the largest.
-void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, DomainShortage& shortage) {
-  const size_t depth = DepthOf(shortage.level);
-  std::map<JobId, int64_t> held;
+void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
+                    DomainShortage& shortage) {
+  std::unordered_map<const Holding*, int64_t> slots_of;
   for (const auto& [id, worker] : index.workers()) {
-    if (!worker.ready || worker.path.names[depth] != shortage.domain) continue;
+    int domain = worker.home;
+    while (domain >= 0 && domain != number) domain = index.domain(domain).parent;
+    if (domain < 0 || !worker.ready) continue;
     for (const SlotView& slot : worker.slots) {
-      if (slot.kind != job.device || !slot.held()) continue;
-      for (const DevicePart& part : slot.Holders()) {
-        if (!IsJob(part.job)) continue;
-        SlotView without = slot;
-        without.SetShare(part.job, 0);
-        if (without.room() >= job.share) ++held[part.job];
+      if (slot.kind != job.device) continue;
+      int32_t left = kWholeDevice;  // by those that take parts
+      for (const DevicePart& part : slot.parts) left -= part.share;
+      if (slot.holder != nullptr) {
+        slots_of[slot.holder] += left >= job.share ? 1 : 0;
+        continue;
+      }
+      for (const DevicePart& part : slot.parts) {
+        slots_of[part.holder] += left + part.share >= job.share ? 1 : 0;
       }
     }
+  }
+  std::map<JobId, int64_t> held;
+  for (const auto& [holder, slots] : slots_of) {
+    if (slots > 0 && IsJob(holder->id)) held.emplace(holder->id, slots);
   }
   for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
     auto take = held.begin();
@@ -928,6 +951,7 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
     return std::nullopt;
   }
   const int depth = Depth(shortage.level);
+  int fullest = -1;  // the domain's number
   Demand inside = demand;
   inside.granules.resize(1);
   if (depth == kHostDepth) {
@@ -946,10 +970,11 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
       if (shortage.domain.empty() || hold > shortage.slots) {
         shortage.slots = hold;
         shortage.domain = index.domain(number).name();
+        fullest = number;
       }
     }
   }
-  if (!ever && depth < kHostDepth) AddJobsThatEnd(index, job, shortage);
+  if (!ever && fullest >= 0) AddJobsThatEnd(index, job, fullest, shortage);
   for (int wider = depth - 1; wider >= kClusterDepth; --wider) {
     WaitingJob other = job;
     other.placement.required = LevelAt(wider);

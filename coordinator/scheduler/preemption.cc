@@ -14,7 +14,7 @@ namespace {
 struct Candidate {
   JobId id;
   bool waits = false;  // slots are kept for it
-  double cost = 0;
+  double cost = 0;     // device-seconds
   int32_t priority = 0;
   int queue = QueueTree::kNone;
   int64_t ranks = 0;
@@ -27,6 +27,11 @@ struct Candidate {
   // What the search leaves to it now, and before it is stopped: all its ranks, or fewer.
   int64_t keeps = 0;
   int64_t base = 0;
+};
+
+// An order that does not depend on addresses.
+struct ById {
+  bool operator()(const Candidate* a, const Candidate* b) const { return a->id < b->id; }
 };
 
 // Slots taken from their holders for a while; all are given back when it is destroyed.
@@ -128,15 +133,18 @@ class Search {
     for (Candidate& candidate : candidates_) candidate.keeps = candidate.base = candidate.ranks;
     FreeWhatIsReleased();
     if (Fits()) return std::nullopt;
+    const std::optional<std::vector<Site>> sites = SitesThatHold();
+    if (!sites.has_value()) return std::nullopt;
     Shrink();
     std::optional<Choice> best;
     if (Fits()) {
       best.emplace();  // nobody has to be stopped
     } else {
-      for (const std::vector<Candidate*>& order : {Cheapest(), ByWorker()}) {
-        std::optional<Choice> choice = Choose(order);
-        if (!choice.has_value()) continue;
-        if (!best.has_value() || choice->cost < best->cost) best = std::move(choice);
+      TakeBetter(Choose(Cheapest(), 0), best);
+      TakeBetter(Choose(ByWorker(), 0), best);
+      for (const Site& site : *sites) {
+        if (best.has_value() && site.cost_at_least > best->cost) break;
+        TakeBetter(Choose(site.order, site.tried_from), best);
       }
     }
     if (!best.has_value()) return std::nullopt;
@@ -149,6 +157,12 @@ class Search {
   struct Choice {
     std::vector<Candidate*> victims;
     double cost = 0;
+  };
+  // A domain or worker that holds the gang if its jobs are stopped.
+  struct Site {
+    std::vector<Candidate*> order;  // those in it
+    size_t tried_from = 0;          // the first so many of them have too few slots
+    double cost_at_least = 0;       // of any of them whose slots suffice
   };
 
   // Returns an upper bound of the slots that the job can get.
@@ -195,6 +209,8 @@ class Search {
     };
     each([&](const Source&, int32_t, const RunningJobs::Peers& peers) { slots += peers.ranks; });
     if (slots < job_.ranks) return slots;
+    std::map<int, double> debts;  // by queue
+    double most_debt = 0;
     each([&](const Source& source, int32_t priority, const RunningJobs::Peers& peers) {
       for (const JobId& id : peers.jobs) {
         if (search_.stopped.contains(id)) continue;
@@ -216,9 +232,23 @@ class Search {
                                .borrows = source.borrows,
                                .elastic = MayShrink(running) ? running.elastic : nullptr,
                                .share = running.share});
+        if (source.queue == QueueTree::kNone || debts.contains(source.queue)) continue;
+        const double debt =
+            DebtOf(search_.tree, search_.use, search_.history, search_.past, source.queue,
+                   job_.device, search_.slots.Of(job_.device).total, search_.now);
+        debts.emplace(source.queue, debt);
+        most_debt = std::max(most_debt, debt);
       }
     });
+    for (Candidate& candidate : candidates_) {
+      if (candidate.waits || most_debt == 0) continue;
+      candidate.cost += absl::ToDoubleSeconds(kFairnessCost) * DevicesOf(candidate) *
+                        (most_debt - debts[candidate.queue]);
+    }
     return slots;
+  }
+  static double DevicesOf(const Candidate& candidate) {
+    return static_cast<double>(candidate.ranks) * candidate.share / kWholeDevice;
   }
 
   // False: not even with the slots of all candidates, and those that are being released anyway, are
@@ -376,7 +406,9 @@ class Search {
             .has_value()) {
       return false;
     }
-    return Place(nullptr, nullptr);
+    if (!shrunk_.empty()) return Place(nullptr, nullptr);
+    SlotIndex::Trial trial(search_.slots);
+    return FitsNow(trial, job_);
   }
 
   // Where they would be.
@@ -398,6 +430,165 @@ class Search {
       if (!place(gang, out == nullptr ? nullptr : &out->slots)) return false;
     }
     return true;
+  }
+
+  // It goes into one domain as a whole.
+  bool RequiresOne() const {
+    const PlacementRule& rule = job_.placement;
+    return rule.required != v1::TOPOLOGY_LEVEL_UNSPECIFIED &&
+           rule.required != v1::TOPOLOGY_LEVEL_CLUSTER && rule.segment == 0;
+  }
+  // A slot that is free, or would be if the jobs on it were stopped, is one that the job may take.
+  bool MayTake(const SlotView& slot) const {
+    return slot.kind == job_.device && slot.usable &&
+           (slot.reserved.empty() ||
+            std::count(job_.reservations.begin(), job_.reservations.end(), slot.reserved) > 0);
+  }
+
+  // Candidates' slots on one worker.
+  struct Here {
+    int64_t free = 0;  // slots beside them
+    int64_t held = 0;
+    std::vector<std::pair<Candidate*, int64_t>> candidates;
+  };
+  using HeldOn = std::map<const WorkerView*, Here, ByName>;
+
+  HeldOn CandidatesOn() {
+    HeldOn on;
+    for (Candidate& candidate : candidates_) {
+      const Holding* holder = search_.slots.HolderOf(candidate.id);
+      if (holder == nullptr) continue;
+      for (const WorkerView* worker : holder->workers) {
+        if (!worker->ready) continue;
+        int64_t slots = 0;
+        for (const SlotView& slot : worker->slots) {
+          slots += MayTake(slot) && slot.TakenBy(holder) ? 1 : 0;
+        }
+        if (slots == 0) continue;
+        Here& here = on[worker];
+        here.held += slots;
+        here.candidates.emplace_back(&candidate, slots);
+      }
+    }
+    for (auto& [worker, here] : on) here.free = FreeOn(*worker);
+    return on;
+  }
+  int64_t FreeOn(const WorkerView& worker) const {
+    const SlotsFor wanted = SlotsWantedBy(job_);
+    if (job_.reservations.empty()) return FreeSlots(worker, wanted);
+    return std::count_if(worker.slots.begin(), worker.slots.end(), [&](const SlotView& slot) {
+      return worker.ready && MayTake(slot) && slot.room() >= job_.share;
+    });
+  }
+
+  // The domains of one level, or workers, that hold the gang in whole tensor groups once no
+  // candidate is left there: of the level that it requires, else of the narrowest that has some;
+  // the cluster is none. At most kDomainsTriedMax that have candidates, those whose may cost least.
+  // No value: no domain of the level that it requires holds it.
+  std::optional<std::vector<Site>> SitesThatHold() {
+    const HeldOn on = CandidatesOn();
+    const int unit = UnitOf(job_, search_.slots.Of(job_.device));
+    std::vector<Site> sites;
+    bool any = RequiresOne() && AddSitesAt(job_.placement.required, on, unit, sites);
+    // One that requires a rack fits on a worker that is in none too.
+    const v1::TopologyLevel end =
+        RequiresOne() ? job_.placement.required : v1::TOPOLOGY_LEVEL_CLUSTER;
+    for (int level = v1::TOPOLOGY_LEVEL_HOST; level < end && !any; ++level) {
+      any = AddSitesAt(static_cast<v1::TopologyLevel>(level), on, unit, sites);
+    }
+    // Of workers without candidates, slots that are reserved for the job are not looked for.
+    if (RequiresOne() && !any && job_.reservations.empty()) return std::nullopt;
+    std::stable_sort(sites.begin(), sites.end(), [](const Site& a, const Site& b) {
+      return a.cost_at_least < b.cost_at_least;
+    });
+    if (sites.size() > kDomainsTriedMax) sites.resize(kDomainsTriedMax);
+    return sites;
+  }
+
+  // Returns whether any domain of the level holds the gang, with candidates in it or without.
+  bool AddSitesAt(v1::TopologyLevel level, const HeldOn& on, int unit, std::vector<Site>& sites) {
+    const SlotsFor wanted = SlotsWantedBy(job_);
+    const auto whole = [unit](int64_t slots) { return slots - slots % unit; };
+    if (level == v1::TOPOLOGY_LEVEL_HOST) {
+      bool any = false;
+      for (const auto& [free, workers] : search_.slots.RoomOf(wanted).workers_by_free) {
+        any |= whole(free) >= job_.ranks;
+      }
+      for (const auto& [worker, here] : on) {
+        if (whole(here.free + here.held) < job_.ranks) continue;
+        any = true;
+        sites.push_back(MakeSite(here.candidates, job_.ranks - here.free));
+      }
+      return any;
+    }
+    struct Domain {
+      int64_t free = 0;   // now
+      int64_t whole = 0;  // in whole groups, once no candidate is left
+      std::map<Candidate*, int64_t, ById> held;
+    };
+    std::map<int, Domain> domains;  // by number
+    for (const auto& [path, number] : search_.slots.domains_of(level)) {
+      Domain& domain = domains[number];
+      for (const auto& [free, workers] : search_.slots.RoomIn(number, wanted).workers_by_free) {
+        domain.free += int64_t{free} * workers;
+        domain.whole += whole(free) * workers;
+      }
+    }
+    const auto domain_of = [&](const WorkerView& worker) {
+      int number = worker.home;
+      while (number >= 0 && search_.slots.domain(number).level < level) {
+        number = search_.slots.domain(number).parent;
+      }
+      return domains.find(number);
+    };
+    // Slots that are reserved for the job are no part of the sums.
+    for (auto at = search_.slots.workers().begin();
+         !job_.reservations.empty() && at != search_.slots.workers().end(); ++at) {
+      const auto domain = domain_of(at->second);
+      if (domain == domains.end()) continue;
+      const int64_t free = FreeOn(at->second), counted = FreeSlots(at->second, wanted);
+      domain->second.free += free - counted;
+      domain->second.whole += whole(free) - whole(counted);
+    }
+    for (const auto& [worker, here] : on) {
+      const auto domain = domain_of(*worker);
+      if (domain == domains.end()) continue;
+      domain->second.whole += whole(here.free + here.held) - whole(here.free);
+      for (const auto& [candidate, slots] : here.candidates) {
+        domain->second.held[candidate] += slots;
+      }
+    }
+    bool any = false;
+    for (const auto& [path, number] : search_.slots.domains_of(level)) {
+      const Domain& domain = domains[number];
+      if (domain.whole < job_.ranks) continue;
+      any = true;
+      if (domain.held.empty()) continue;
+      sites.push_back(MakeSite({domain.held.begin(), domain.held.end()}, job_.ranks - domain.free));
+    }
+    return any;
+  }
+
+  // `missing`: slots that the candidates, with their slots there, are to leave.
+  static Site MakeSite(std::vector<std::pair<Candidate*, int64_t>> held, int64_t missing) {
+    std::sort(held.begin(), held.end(), [](const auto& a, const auto& b) {
+      const auto key = [](const auto& of) {
+        return std::make_tuple(of.first->cost / static_cast<double>(of.second), !of.first->waits,
+                               of.first->priority);
+      };
+      return key(a) != key(b) ? key(a) < key(b) : a.first->id < b.first->id;
+    });
+    Site site;
+    for (const auto& [candidate, slots] : held) {
+      site.order.push_back(candidate);
+      if (missing <= 0) continue;
+      // Of the last one a part would be enough, so that no choice costs less.
+      site.cost_at_least += candidate->cost * static_cast<double>(std::min(missing, slots)) /
+                            static_cast<double>(slots);
+      missing -= slots;
+      if (missing > 0) ++site.tried_from;
+    }
+    return site;
   }
 
   std::vector<Candidate*> Cheapest() {
@@ -439,17 +630,18 @@ class Search {
     return order;
   }
 
-  // Candidates in this order until the gang fits, without those that it does not take.
-  std::optional<Choice> Choose(const std::vector<Candidate*>& order) {
+  // Candidates in this order until the gang fits, without those that it does not take. The first
+  // `tried_from` of them are known not to be enough.
+  std::optional<Choice> Choose(const std::vector<Candidate*>& order, size_t tried_from) {
     std::vector<Candidate*> freed;
     bool fits = false;
-    for (Candidate* candidate : order) {
+    for (size_t i = 0; i < order.size() && !fits; ++i) {
+      Candidate* candidate = order[i];
       // What it borrows may have been taken back by now.
       if (candidate->borrows != QueueTree::kNone && !Borrows(candidate->borrows, 0)) continue;
       Leave(*candidate, 0);
       freed.push_back(candidate);
-      fits = Fits();
-      if (fits) break;
+      fits = i >= tried_from && Fits();
     }
     std::optional<Choice> choice;
     if (fits) {
@@ -468,6 +660,33 @@ class Search {
     }
     for (Candidate* candidate : freed) Leave(*candidate, candidate->base);
     return choice;
+  }
+
+  // Of choices that cost as much the one with the better placement, and of those the first.
+  void TakeBetter(std::optional<Choice> choice, std::optional<Choice>& best) {
+    if (!choice.has_value() || (best.has_value() && choice->cost > best->cost)) return;
+    if (best.has_value() && choice->cost == best->cost) {
+      const auto same = [](std::vector<Candidate*> a, std::vector<Candidate*> b) {
+        std::sort(a.begin(), a.end(), ById());
+        std::sort(b.begin(), b.end(), ById());
+        return a == b;
+      };
+      if (same(choice->victims, best->victims)) return;
+      if (PlacementCostOf(*choice) >= PlacementCostOf(*best)) return;
+    }
+    best = std::move(choice);
+  }
+  double PlacementCostOf(const Choice& choice) {
+    for (Candidate* victim : choice.victims) Leave(*victim, 0);
+    double cost = 0;
+    {
+      SlotIndex::Trial trial(search_.slots);
+      const auto placements = PlaceGang(trial, job_);
+      CHECK(placements.has_value()) << job_.id;
+      cost = CostOf(search_.slots, job_, *placements).total();
+    }
+    for (Candidate* victim : choice.victims) Leave(*victim, victim->base);
+    return cost;
   }
 
   Eviction Result(const Choice& choice) {
@@ -489,10 +708,7 @@ class Search {
   std::optional<QueueUse> use_;  // without the jobs that are freed; no value: as `search_.use`
   Taken taken_;
   std::vector<Candidate> candidates_;
-  // In the order in which they are placed, which does not depend on addresses.
-  struct ById {
-    bool operator()(const Candidate* a, const Candidate* b) const { return a->id < b->id; }
-  };
+  // In the order in which they are placed.
   std::set<const Candidate*, ById> shrunk_;
   std::map<Slot, JobId> kept_for_;
 };

@@ -65,6 +65,8 @@ struct EvictionSearch {
   const std::set<JobId>& stopped;  // jobs that the same plan stops already
   const QueueTree& tree;
   const QueueUse& use;  // of running jobs and of those that slots are kept for
+  const QueueHistory& history;
+  const QueueUse& past;  // what queues have used since `history` was told of their use
   absl::Time now;
 };
 
@@ -72,17 +74,25 @@ struct EvictionSearch {
 // Each after its min_runtime, jobs are stopped that have a smaller priority in its queue; and
 // whatever their priority, jobs of queues that use more than is guaranteed to them, while its own
 // queue with the job does not (both as seen from where the paths of the two queues part). A job
-// costs its work since its last checkpoint and a restart (kRestartCost), times its ranks. None is
-// stopped in vain: if one of them were left alone, the gang would not fit. Before any of them is
-// stopped the elastic ones among them shrink, each to one of its sizes: none further than needed,
-// so that with its next larger size the gang would not fit. Slots that are being released anyway
-// come first, and if they are enough nothing is to be done: no value, as when the gang does not fit
-// in any way. `retry_at` is set to the time at which another candidate's min_runtime is over, if
-// that is earlier. Pure. O(candidates x (slots of each + one placement + sizes x (1 + elastic
-// candidates) placements)); O(1) where candidates have too few slots.
+// costs, in device-seconds, its work since its last checkpoint and a restart (kRestartCost), times
+// its devices. What its queue uses beyond its fair share (DebtOf) counts against it: a device that
+// is not beyond it costs kFairnessCost more, compared with the candidates' queue that has the
+// greatest part of its devices beyond its own. None is stopped in vain: if one of them were left
+// alone, the gang would not fit. Tried are: the cheapest jobs of the cluster; those that share the
+// cheapest workers; and for a few domains, those that promise most, the jobs in one domain that
+// could hold the gang: of the level that it requires, else of the narrowest level that has such a
+// domain. Of choices that cost as much, the one that leaves the better placement. Before any of
+// them is stopped the elastic ones among them shrink, each to one of its sizes: none further than
+// needed, so that with its next larger size the gang would not fit. Slots that are being released
+// anyway come first, and if they are enough nothing is to be done: no value, as when the gang does
+// not fit in any way. `retry_at` is set to the time at which another candidate's min_runtime is
+// over, if that is earlier. Pure. O(candidates x (slots of each + one placement + sizes x (1 +
+// elastic candidates) placements)); O(1) where candidates have too few slots.
 std::optional<Eviction> ChooseVictims(const EvictionSearch& search, const WaitingJob& job,
                                       absl::Time& retry_at);
 constexpr absl::Duration kRestartCost = absl::Minutes(1);
+constexpr absl::Duration kFairnessCost = absl::Minutes(10);
+constexpr size_t kDomainsTriedMax = 4;
 
 // Whether the slots kept for a job are still to be had: what others take of each leaves room for
 // it, but for jobs that are being stopped.

@@ -133,6 +133,13 @@ void QueueTree::SortBelow() {
   for (size_t queue = 0; queue < queues_.size(); ++queue) {
     below_[static_cast<size_t>(queues_[queue].parent + 1)].push_back(static_cast<int>(queue));
   }
+  for (const std::vector<int>& beside : below_) {
+    double weights = 0;
+    for (const int queue : beside) weights += at(queue).weight;
+    for (const int queue : beside) {
+      queues_[static_cast<size_t>(queue)].weight_part = at(queue).weight / weights;
+    }
+  }
 }
 
 absl::StatusOr<QueueTree> QueueTree::Make(const v1::QueuePolicy& policy) {
@@ -422,6 +429,23 @@ double QueueHistory::Average(const QueueTree& tree, const QueueUse& use, int que
   const size_t kind = static_cast<size_t>(device);
   return UpTo(tree, known->second, use.at(queue).thousandths[kind], kind, now) * std::log(2.0) /
          absl::ToDoubleSeconds(tree.half_life());
+}
+
+double DebtOf(const QueueTree& tree, const QueueUse& use, const QueueHistory& history,
+              const QueueUse& past, int queue, v1::DeviceKind device, int64_t total,
+              absl::Time now) {
+  const size_t kind = static_cast<size_t>(device);
+  double debt = 0;
+  auto fair = static_cast<double>(total);
+  for (const int above : tree.Path(queue)) {
+    const QueueTree::Queue& of = tree.at(above);
+    fair = std::max(fair * of.weight_part, static_cast<double>(of.guaranteed[kind]));
+    const double used = (static_cast<double>(use.at(above).thousandths[kind]) / spec::kWholeDevice +
+                         history.Average(tree, past, above, device, now)) /
+                        2;
+    if (used > fair) debt = std::max(debt, 1 - fair / used);
+  }
+  return debt;
 }
 
 std::optional<v1::QueueUsage> QueueHistory::Stored(const std::string& queue) const {

@@ -32,6 +32,7 @@ class QueueTree {
     int parent = kNone;
     bool leaf = true;  // no queue is below it: jobs wait here
     double weight = 1;
+    double weight_part = 1;  // its weight as a part of that of the queues beside it and its own
     PerDevice<int64_t> guaranteed = {};
     PerDevice<std::optional<int64_t>> limit;  // guaranteed and what it may borrow
     std::optional<int64_t> running_jobs_max;
@@ -73,6 +74,7 @@ class QueueTree {
                         int32_t share = spec::kWholeDevice) const;
 
  private:
+  // Once all queues are known.
   void SortBelow();
 
   std::vector<Queue> queues_;
@@ -154,6 +156,15 @@ class QueueHistory {
 
   std::map<std::string, Past> queues_;  // by name
 };
+
+// The part of what a queue uses that is beyond its fair share, from 0 (none) to below 1: of it, or
+// of a queue above it where that is more. Its fair share of `total` devices is, by weight, its part
+// of what the queue above it should have, the topmost ones of all devices; and at least what is
+// guaranteed to it. What it uses is the mean of `use`, that of now, and of its average in the past
+// (`past`: what it has used since the last Accrue). O(depth of the tree).
+double DebtOf(const QueueTree& tree, const QueueUse& use, const QueueHistory& history,
+              const QueueUse& past, int queue, v1::DeviceKind device, int64_t total,
+              absl::Time now);
 
 // The first limit that a job would break, if it started.
 struct QueueLimit {

@@ -153,10 +153,9 @@ class Planner {
     }
     for (size_t of = tree_.queues().size(); of > 0; --of) BeginMatches(static_cast<int>(of) - 1);
     BeginMatches(QueueTree::kNone);
-    while (Line* line = NextLine()) {
+    for (Line* line = NextLine(); line != nullptr; line = NextAfter(*line)) {
       if (line->blocker != nullptr && !scope_.explains && NobodyCanStart(*line)) {
         line->heads.clear();
-        MovedOn(line->queue);
         continue;
       }
       Cursor cursor = line->heads.back();
@@ -173,7 +172,6 @@ class Planner {
         line->heads.insert(
             std::lower_bound(line->heads.begin(), line->heads.end(), cursor, GoesAfter), cursor);
       }
-      MovedOn(line->queue);
     }
     HoldReserved(absl::InfinitePast());
     if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
@@ -218,6 +216,13 @@ class Planner {
 
   const WaitingJob& HeadOf(const Line& line) const { return line.heads.back().next->second; }
 
+  // The jobs behind one that does not fit, and of which it is not known when it will, are only told
+  // so: that changes nothing for other queues, so that all are looked at in one go.
+  Line* NextAfter(Line& line) {
+    if (line.blocker != nullptr && !line.reserved && !line.heads.empty()) return &line;
+    MovedOn(line.queue);
+    return NextLine();
+  }
   // The queue whose turn it is; null when no job is left.
   Line* NextLine() {
     // The queue whose turn it was comes first: it alone may have run out of jobs, and no match is
@@ -339,7 +344,8 @@ class Planner {
   }
 
   EvictionSearch evictions() const {
-    return {attempted_.index, running_, kept_, stopped_, tree_, use_, now_};
+    return {attempted_.index, running_,     kept_, stopped_, tree_, use_,
+            cluster_.history, cluster_.use, now_};
   }
 
   // The jobs for which slots are kept start, go on waiting for them, or give them up.
@@ -347,7 +353,9 @@ class Planner {
     std::map<QueueOrder, const WaitingJob*> jobs;
     for (const auto& [id, kept] : kept_) {
       const WaitingJob* job = waiting.Find(id);
-      if (job != nullptr) jobs.emplace(job->order(), job);
+      if (job == nullptr) continue;
+      jobs.emplace(job->order(), job);
+      names_.emplace(job->id, job->name);
     }
     for (const auto& [order, job] : jobs) {
       // Its own use is counted already. Jobs that are being stopped for it count until they are
@@ -518,6 +526,7 @@ class Planner {
   // Keeps slots for a job: those that are free, and others once their holders have released them.
   void Keep(const WaitingJob& job, const std::vector<Slot>& slots) {
     Changed();
+    names_.emplace(job.id, job.name);
     Kept& kept = kept_[job.id];
     kept = {job.queue, job.priority, job.device, job.tenant, {}, job.share};
     for (const Slot& slot : slots) {
@@ -887,7 +896,7 @@ class Planner {
   void Place(const WaitingJob& job, std::vector<v1::Placement> placements, bool in_turn) {
     Changed();
     largest_holders_.erase(job.device);
-    placed_names_.emplace(job.id, job.name);
+    names_.emplace(job.id, job.name);
     Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1, job.share);
     if (job.runtime != absl::InfiniteDuration()) started_ends_.emplace(now_ + job.runtime, job.id);
     schedule_.decisions.emplace_back(Start{job.id, std::move(placements), in_turn});
@@ -918,15 +927,19 @@ class Planner {
   // The job that it would delay: of those the one that starts first.
   v1::WaitReason PassesOver(const WaitingJob& job) const {
     v1::WaitReason reason = ReasonOf(job, v1::WAIT_CODE_RESERVED);
+    SetFirst(job, reason);
+    return reason;
+  }
+  // Of the jobs that go before it and have a reservation, the one that starts first.
+  void SetFirst(const WaitingJob& job, v1::WaitReason& reason) const {
     const Reservation* first = nullptr;
     for (const Reservation& reservation : reservations_) {
-      if (reservation.job->device != job.device) continue;
+      if (reservation.job->device != job.device || reservation.job->id == job.id) continue;
       if (first == nullptr || reservation.at < first->at) first = &reservation;
     }
-    if (first == nullptr) return reason;
+    if (first == nullptr) return;
     SetBlocker(*first->job, reason);
     if (first->at != absl::InfiniteFuture()) *reason.mutable_reserved_start() = ToProto(first->at);
-    return reason;
   }
 
   // Which jobs are to leave slots to it.
@@ -1045,6 +1058,25 @@ class Planner {
     return reason;
   }
 
+  // Once these jobs have ended there are slots enough only with some that jobs in front get first.
+  bool ReservedMeanwhile(const WaitingJob& job, const v1::StartChange& change) const {
+    if (reserved_.empty()) return false;
+    int64_t slots = FreeFor(job);
+    std::set<const Holding*> ends;
+    for (const v1::JobSlots& one : change.jobs_end()) {
+      slots += one.slots();
+      ends.insert(index_.HolderOf(JobId(one.job_id())));
+    }
+    const absl::Time level = LevelOf(now_ + job.runtime);
+    for (const ReservedSlot& reserved : reserved_) {
+      const SlotView& slot = *reserved.slot.slot;
+      if (reserved.until > level || slot.kind != job.device) continue;
+      if (slot.HasRoom(job.share) || (slot.holder != nullptr && ends.contains(slot.holder)))
+        --slots;
+    }
+    return slots < job.ranks;
+  }
+
   // What ends so that slots enough for the job are free. Requires: they are not.
   v1::StartChange CheapestEnd(const WaitingJob& job, const SlotIndex::Kind& slots) {
     return slots.shared > 0 ? CheapestChangeOfShares(job)
@@ -1062,6 +1094,7 @@ class Planner {
     if (FreeFor(job) < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestEnd(job, slots);
+      if (ReservedMeanwhile(job, reason.change())) SetFirst(job, reason);
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
@@ -1085,7 +1118,8 @@ class Planner {
   }
 
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
-  // of the largest ones. Workers that are away are named last, since nobody knows when they return.
+  // of the largest ones; where these do not hold as many, of those that slots are kept for and that
+  // start first. Workers that are away are named last, since nobody knows when they return.
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     Holders& jobs = cached->second;
@@ -1113,12 +1147,27 @@ class Planner {
       missing -= take->first;
       ++take;
     }
+    if (missing > 0) AddKept(missing, kind, change);
     if (missing > 0) AddOtherThanEnds(kind, change);
     return change;
   }
+  void AddKept(int64_t& missing, v1::DeviceKind kind, v1::StartChange& change) const {
+    for (auto kept = kept_.begin(); kept != kept_.end() && missing > 0; ++kept) {
+      const Holding* holder = index_.HolderOf(kept->first);
+      const int64_t slots = holder == nullptr ? 0 : holder->slots[static_cast<size_t>(kind)];
+      if (slots == 0) continue;
+      v1::JobSlots& ends = *change.add_jobs_end();
+      ends.set_job_id(kept->first.value());
+      ends.set_job_name(NameOf(kept->first));
+      ends.set_slots(slots);
+      missing -= slots;
+    }
+  }
   void AddOtherThanEnds(v1::DeviceKind kind, v1::StartChange& change) const {
-    if (index_.Of(kind).away_slots > 0) AddAway(kind, change);
-    if (change.jobs_end().empty() && change.workers_return().empty()) {
+    const SlotIndex::Kind& slots = index_.Of(kind);
+    if (slots.away_slots > 0) AddAway(kind, change);
+    // What operators reserve is told beside the change.
+    if (change.jobs_end().empty() && change.workers_return().empty() && slots.reserved == 0) {
       change.set_slots_released(true);
     }
   }
@@ -1158,14 +1207,18 @@ class Planner {
       end.set_job_name(NameOf(id));
       end.set_slots(-slots);
     }
-    if (ends.empty()) AddOtherThanEnds(job.device, change);
+    if (ends.empty()) {
+      int64_t missing = job.ranks - FreeFor(job);
+      AddKept(missing, job.device, change);
+      if (missing > 0) AddOtherThanEnds(job.device, change);
+    }
     return change;
   }
 
   std::string NameOf(const JobId& job) const {
     if (const RunningJob* running = running_.Find(job); running != nullptr) return running->name;
-    const auto placed = placed_names_.find(job);
-    return placed == placed_names_.end() ? job.value() : placed->second;
+    const auto placed = names_.find(job);
+    return placed == names_.end() ? job.value() : placed->second;
   }
 
   void AddAway(v1::DeviceKind kind, v1::StartChange& change) const {
@@ -1196,7 +1249,8 @@ class Planner {
   // while there is a trial.
   using Holders = std::vector<std::pair<int64_t, const JobId*>>;
   std::map<v1::DeviceKind, Holders> largest_holders_;
-  std::map<JobId, std::string> placed_names_;  // of the jobs that this plan starts
+  // Of jobs that this plan starts, and of those that slots are kept for.
+  std::map<JobId, std::string> names_;
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
   struct ReservedSlot {

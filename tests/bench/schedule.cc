@@ -1,7 +1,8 @@
-// Speed of the scheduler: plans of a cluster with queues in a tree, priorities and quotas, one
-// thread. Jobs start, end and are replaced until as many gangs have started as asked; every end of
-// a job is followed by a plan, as in the coordinator. Prints one line of JSON. Its digests of what
-// was decided and explained are the same for as long as the scheduler decides and says the same.
+// Speed of the scheduler: plans of a cluster in racks, blocks and zones with queues in a tree,
+// priorities and quotas, one thread. A fifth of the jobs requires one block. Jobs start, end and
+// are replaced until as many gangs have started as asked; every end of a job is followed by a plan,
+// as in the coordinator. Prints one line of JSON. Its digests of what was decided and explained are
+// the same for as long as the scheduler decides and says the same.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include "base/rng.h"
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "tests/support/random_cluster.h"
 
 namespace muster::coordinator {
 namespace {
@@ -50,6 +52,7 @@ struct Options {
   int jobs = 15'000;
   int decisions = 4'000;
   uint64_t seed = 1;
+  bool flat = false;
 };
 
 class Bench {
@@ -66,12 +69,12 @@ class Bench {
     }
     tree_ = *QueueTree::Make(policy);
     use_ = QueueUse(tree_);
-    for (int i = 0; i < options.workers; ++i) {
-      WorkerView worker{.id = WorkerId(absl::StrCat("worker-", i)), .ready = true};
-      for (int slot = 0; slot < options.slots; ++slot) {
-        worker.slots.push_back({.device = absl::StrCat("cpu:", slot)});
+    if (options.flat) {
+      for (int i = 0; i < options.workers; ++i) {
+        synthetic::AddWorker(slots_, absl::StrCat("worker-", i), options.slots);
       }
-      slots_.Put(std::move(worker));
+    } else {
+      synthetic::AddFleet(slots_, options.workers, options.slots);
     }
     for (int i = 0; i < options.jobs; ++i) Submit();
   }
@@ -91,12 +94,13 @@ class Bench {
     }
     std::sort(taken_.begin(), taken_.end());
     std::printf(
-        "{\"workers\":%d,\"slots\":%d,\"queues\":%d,\"waiting\":%zu,\"running\":%zu,"
+        "{\"flat\":%s,\"workers\":%d,\"slots\":%d,\"queues\":%d,\"waiting\":%zu,\"running\":%zu,"
         "\"started\":%lld,\"preempted\":%lld,\"plans\":%zu,\"cpu_seconds\":%.3f,"
         "\"decisions_per_second\":%.0f,\"plan_ms_median\":%.3f,\"plan_ms_p99\":%.3f,"
         "\"decided\":\"%016llx\",\"explained\":\"%016llx\"}\n",
-        options_.workers, options_.slots, options_.queues, queue_.size(), running_.all().size(),
-        static_cast<long long>(started), static_cast<long long>(preempted_), taken_.size(), cpu_,
+        options_.flat ? "true" : "false", options_.workers, options_.slots, options_.queues,
+        queue_.size(), running_.all().size(), static_cast<long long>(started),
+        static_cast<long long>(preempted_), taken_.size(), cpu_,
         static_cast<double>(started + preempted_) / cpu_, 1e3 * taken_[taken_.size() / 2],
         1e3 * taken_[taken_.size() * 99 / 100], static_cast<unsigned long long>(decided_.value()),
         static_cast<unsigned long long>(explained_.value()));
@@ -104,15 +108,17 @@ class Bench {
 
  private:
   void Submit() {
-    WaitingJob job;
-    job.submit_sequence = ++sequence_;
-    job.id = JobId(absl::StrCat("job-", sequence_));
-    job.name = job.id.value();
-    job.queue = absl::StrCat("q", rng_.Below(options_.queues));
-    job.priority = static_cast<int32_t>(rng_.Below(10)) * 10;
+    const std::string queue = absl::StrCat("q", rng_.Below(options_.queues));
+    const auto priority = static_cast<int32_t>(rng_.Below(10)) * 10;
     static constexpr int kRanks[] = {1, 1, 2, 4, 8, 8, 16, 32, 64};
-    job.ranks = kRanks[rng_.Below(std::size(kRanks))];
-    job.group = std::min(job.ranks, 8);
+    WaitingJob job = synthetic::MeshOf(kRanks[rng_.Below(std::size(kRanks))], ++jobs_);
+    job.queue = queue;
+    job.priority = priority;
+    if (options_.flat) {
+      job.traffic.clear();
+    } else if (rng_.Chance(0.2)) {
+      job.placement.required = v1::TOPOLOGY_LEVEL_BLOCK;
+    }
     job.runtime = absl::Seconds(600 + static_cast<int64_t>(rng_.Below(36'000)));
     job.queued_at = now_;
     queue_.Add(std::move(job));
@@ -212,7 +218,7 @@ class Bench {
   RunningJobs running_;
   KeptSlots kept_;
   WaitingQueue queue_;
-  uint64_t sequence_ = 0;
+  int jobs_ = 0;
   int64_t preempted_ = 0;
   std::vector<double> taken_;
   double cpu_ = 0;
@@ -228,6 +234,7 @@ int Main(int argc, char** argv) {
   app.add_option("--jobs", options.jobs, "That wait at any time")->capture_default_str();
   app.add_option("--decisions", options.decisions, "Gangs that start")->capture_default_str();
   app.add_option("--seed", options.seed)->capture_default_str();
+  app.add_flag("--flat", options.flat, "Workers in no domains, jobs without traffic and rules");
   CLI11_PARSE(app, argc, argv);
   Bench(options).Run();
   return 0;

@@ -36,34 +36,6 @@ double Quantile(std::vector<double> values, double share) {
                          static_cast<size_t>(share * static_cast<double>(values.size())))];
 }
 
-// Workers of 8 slots: 16 in a rack, 8 racks in a block, 4 blocks in a zone.
-void AddFleet(SlotIndex& index, int workers) {
-  for (int i = 0; i < workers; ++i) {
-    DomainPath path;
-    path.names = {absl::StrCat("z", i / 512), absl::StrCat("b", i / 128), absl::StrCat("r", i / 16),
-                  ""};
-    char name[16];
-    std::snprintf(name, sizeof name, "w%05d", i);
-    synthetic::AddWorker(index, name, 8, path);
-  }
-}
-
-// tensor 8, then data and pipeline.
-WaitingJob MeshOf(int ranks, int number) {
-  WaitingJob job = synthetic::Gang(ranks);
-  job.id = JobId(absl::StrCat("job-", number));
-  job.name = job.id.value();
-  job.submit_sequence = static_cast<uint64_t>(number) + 1;
-  const int32_t tensor = std::min(8, ranks);
-  const int32_t stages = ranks >= 256 ? 4 : 1;
-  job.group = tensor;
-  job.traffic = {
-      {v1::MESH_AXIS_TENSOR, tensor, 1, WeightOf(v1::MESH_AXIS_TENSOR)},
-      {v1::MESH_AXIS_DATA, ranks / tensor / stages, tensor, WeightOf(v1::MESH_AXIS_DATA)},
-      {v1::MESH_AXIS_PIPELINE, stages, ranks / stages, WeightOf(v1::MESH_AXIS_PIPELINE)}};
-  return job;
-}
-
 void Release(SlotIndex& index, const JobId& job) {
   const std::set<WorkerId> workers = index.WorkersOf(job);
   for (const WorkerId& id : workers) {
@@ -84,7 +56,7 @@ void Take(SlotIndex& index, const JobId& job, const std::vector<v1::Placement>& 
 
 void LargeGangs(int workers, int ranks, int rounds) {
   SlotIndex index;
-  AddFleet(index, workers);
+  synthetic::AddFleet(index, workers);
   Rng rng(1);
   // About half of the slots are taken, by whole workers and by parts of them.
   for (const auto& [id, worker] : std::map<WorkerId, WorkerView>(index.workers())) {
@@ -97,7 +69,7 @@ void LargeGangs(int workers, int ranks, int rounds) {
   std::vector<double> seconds;
   std::map<std::string, int> levels;
   for (int round = 0; round < rounds; ++round) {
-    WaitingJob job = MeshOf(ranks, round);
+    WaitingJob job = synthetic::MeshOf(ranks, round);
     const auto placements = [&] {
       SlotIndex::Trial trial(index);
       const double begin = ThreadSeconds();
@@ -215,7 +187,7 @@ void LargeAgainstBound(int gangs) {
   double sum = 0;
   while (static_cast<int>(ratios.size()) < gangs) {
     SlotIndex index;
-    AddFleet(index, 640);
+    synthetic::AddFleet(index, 640);
     for (const auto& [id, worker] : std::map<WorkerId, WorkerView>(index.workers())) {
       if (!rng.Chance(0.4)) continue;
       WorkerView busy = worker;
@@ -223,7 +195,7 @@ void LargeAgainstBound(int gangs) {
       index.Put(std::move(busy));
     }
     const int ranks = 8 << (1 + rng.Below(7));
-    WaitingJob job = MeshOf(ranks, 0);
+    WaitingJob job = synthetic::MeshOf(ranks, 0);
     SlotIndex::Trial trial(index);
     const auto placements = PlaceGang(trial, job);
     if (!placements.has_value()) continue;
@@ -289,7 +261,7 @@ double FirstFitDecreasing(int workers, std::vector<Size> jobs) {
 // Jobs one after the other, those that do not fit are skipped.
 double OneByOne(int workers, const std::vector<Size>& jobs) {
   SlotIndex index;
-  AddFleet(index, workers);
+  synthetic::AddFleet(index, workers);
   int64_t used = 0;
   SlotIndex::Trial trial(index);
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -326,7 +298,7 @@ void Fragmentation(int workers, int rounds) {
 
 void LongQueue(int workers, int jobs, int queues) {
   SlotIndex index;
-  AddFleet(index, workers);
+  synthetic::AddFleet(index, workers);
   Rng rng(4);
   WaitingQueue waiting;
   RunningJobs running;
@@ -344,7 +316,7 @@ void LongQueue(int workers, int jobs, int queues) {
   QueueUse use(tree);
   const QueueHistory history;
   for (int i = 0; i < jobs; ++i) {
-    WaitingJob job = MeshOf(RanksOf(rng), i);
+    WaitingJob job = synthetic::MeshOf(RanksOf(rng), i);
     job.queue = absl::StrCat("queue-", i % queues);
     if (rng.Chance(0.2)) job.placement.required = v1::TOPOLOGY_LEVEL_BLOCK;
     waiting.Add(std::move(job));

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <sstream>
+#include <string>
 
+#include "absl/strings/ascii.h"
+#include "absl/time/clock.h"
 #include "muster/v1/job_service.pb.h"
 
 namespace muster::cli {
@@ -44,6 +47,33 @@ TEST(WaitText, SlotsTaken_NamesTheJobsAndWorkersToWaitFor) {
   reason.clear_change();
   reason.mutable_change()->set_slots_released(true);
   EXPECT_EQ(ChangeText(reason), "starts when the slots of ended attempts are released");
+  reason.mutable_blocker()->set_job_name("bert");
+  reason.mutable_blocker()->set_ranks(8);
+  reason.mutable_blocker()->set_device(v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(
+      ChangeText(reason),
+      "starts when the slots of ended attempts are released, after job bert, which goes first "
+      "and needs 8 cpu slots");
+  reason.clear_change();
+  EXPECT_EQ(ChangeText(reason), "starts after job bert, which goes first and needs 8 cpu slots");
+}
+
+TEST(Explain, JobThatCannotStartAsThingsAre_HasNoEstimateThatMayCome) {
+  const auto estimate = [](v1::WaitCode code) {
+    v1::ExplainResponse outlook;
+    *outlook.mutable_waiting() = Reason(code);
+    std::ostringstream out, err;
+    Terminal terminal{out, err};
+    WriteOutlook(outlook, absl::Now(), terminal);
+    const std::string text = out.str();
+    const size_t at = text.find("estimate:");
+    return std::string(absl::StripAsciiWhitespace(text.substr(at + 9)));
+  };
+  EXPECT_EQ(estimate(v1::WAIT_CODE_SLOTS_TAKEN), "not known");
+  EXPECT_EQ(estimate(v1::WAIT_CODE_CLUSTER_TOO_SMALL), "never, as the cluster is");
+  EXPECT_EQ(estimate(v1::WAIT_CODE_DOMAINS_TOO_SMALL), "never, as the cluster is");
+  EXPECT_EQ(estimate(v1::WAIT_CODE_QUOTA_TOO_SMALL), "never, as the queues are");
+  EXPECT_EQ(estimate(v1::WAIT_CODE_HELD), "not before it is released");
 }
 
 TEST(WaitText, SharedDevices_AreNamedByTheirShares) {

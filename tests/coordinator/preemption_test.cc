@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <set>
@@ -13,6 +14,7 @@
 #include "base/rng.h"
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "proto/time.h"
 #include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 
@@ -23,12 +25,21 @@ using ::muster::testing::WaitingGang;
 
 const absl::Time kNow = absl::FromUnixSeconds(100'000);
 
+// Queues `default` and `other`, without quota.
+v1::QueuePolicy TwoQueues() {
+  v1::QueuePolicy policy;
+  policy.add_queues()->set_name("default");
+  policy.add_queues()->set_name("other");
+  return policy;
+}
+
 // Workers with CPU slots, and jobs that hold some of them.
 struct Cluster {
-  void AddWorker(int slots) {
+  void AddWorker(int slots, const std::string& rack = "") {
     WorkerView worker;
     worker.id = WorkerId(absl::StrCat("w", slots_of.size()));
     worker.ready = true;
+    worker.path.names[2] = rack;
     for (int i = 0; i < slots; ++i) {
       SlotView slot;
       slot.device = absl::StrCat("cpu:", i);
@@ -99,15 +110,11 @@ struct Cluster {
     WaitingQueue queue;
     for (const WaitingJob& job : jobs) queue.Add(job);
     const SlotIndex before = index;
-    v1::QueuePolicy policy;
-    policy.add_queues()->set_name("default");
-    policy.add_queues()->set_name("other");
     const QueueTree tree = *QueueTree::Make(policy);
     QueueUse use(tree);
     for (const auto& [id, job] : running.all()) {
       use.Count(tree, tree.Find(job.queue), job.device, job.ranks, job.tenant, 1);
     }
-    const QueueHistory history;
     Schedule plan =
         coordinator::Plan({index, running, kept, tree, use, history}, queue, SchedulePolicy(), now);
     EXPECT_EQ(index, before) << "a plan leaves the slots as they were";
@@ -118,6 +125,8 @@ struct Cluster {
   RunningJobs running;
   KeptSlots kept;
   std::vector<int> slots_of;
+  v1::QueuePolicy policy = TwoQueues();
+  QueueHistory history;
 };
 
 Slot At(int worker, int device) {
@@ -204,6 +213,53 @@ TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
   const Schedule then = cluster.Plan({winner, other, victim});
   ASSERT_EQ(then.decisions.size(), 1u);
   EXPECT_EQ(std::get<Start>(then.decisions[0]).job, winner.id);
+}
+
+TEST(Preemption, JobThatLacksSlotsKeptForAnother_IsToldThatThisOneHasToEndToo) {
+  Cluster cluster;
+  cluster.AddWorker(2);
+  cluster.Run("victim", 10, {At(0, 0)});
+  const WaitingJob winner = WaitingGang("winner", 2, 90);
+  const Schedule plan = cluster.Plan({winner});
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
+  WaitingJob other = WaitingGang("other", 2, 95);
+  other.queue = "other";
+  const Schedule meanwhile = cluster.Plan({winner, other});
+  ASSERT_EQ(meanwhile.explanations.size(), 2u);
+  const v1::WaitReason reason = meanwhile.explanations[1].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  ASSERT_EQ(reason.change().jobs_end_size(), 2) << reason.DebugString();
+  EXPECT_EQ(reason.change().jobs_end(0).job_name(), "victim");
+  EXPECT_EQ(reason.change().jobs_end(1).job_name(), "winner");
+}
+
+TEST(Preemption, JobBehindOneOfAnotherQueueThatDoesNotFit_IsToldThatThisOneGoesFirst) {
+  Cluster cluster;
+  cluster.AddWorker(4);
+  cluster.Run("runs", 90, {At(0, 0), At(0, 1), At(0, 2)}, absl::ZeroDuration(), "other");
+  cluster.Change("runs", [](RunningJob& job) { job.ends_at = kNow + absl::Hours(1); });
+  const WaitingJob first = WaitingGang("first", 4, 50);
+  WaitingJob second = WaitingGang("second", 4, 50);
+  second.queue = "other";
+  const Schedule plan = cluster.Plan({first, second});
+  ASSERT_EQ(plan.explanations.size(), 2u);
+  EXPECT_FALSE(plan.explanations[0].reason().has_blocker());
+  const v1::WaitReason reason = plan.explanations[1].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(reason.blocker().job_name(), "first");
+  EXPECT_EQ(FromProto(reason.reserved_start()), kNow + absl::Hours(1));
+  // With another worker, the end of the job on that is enough.
+  cluster.AddWorker(8);
+  std::vector<Slot> slots;
+  for (int i = 0; i < 8; ++i) slots.push_back(At(1, i));
+  cluster.Run("larger", 90, slots, absl::ZeroDuration(), "other");
+  WaitingJob third = WaitingGang("third", 6, 50);
+  third.queue = "other";
+  const v1::WaitReason apart = cluster.Plan({first, third}).explanations[1].reason();
+  EXPECT_EQ(apart.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  ASSERT_EQ(apart.change().jobs_end_size(), 1);
+  EXPECT_EQ(apart.change().jobs_end(0).job_name(), "larger");
+  EXPECT_FALSE(apart.has_blocker()) << apart.DebugString();
 }
 
 TEST(Preemption, LargerPriority_TakesOverWhatIsKept) {
@@ -301,6 +357,167 @@ TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
   }
   EXPECT_GT(preempted, 100);
   EXPECT_GT(several, 20);
+}
+
+// Workers of 12 slots for queues with guarantees: `owner`, whose jobs claim them, and two that
+// borrow.
+Cluster WithBorrowers(int64_t guaranteed_to_second) {
+  Cluster cluster;
+  cluster.policy.Clear();
+  for (const std::string name : {"owner", "first", "second"}) {
+    cluster.policy.add_queues()->set_name(name);
+  }
+  (*cluster.policy.mutable_queues(0)->mutable_guaranteed())["cpu"] = 2;
+  (*cluster.policy.mutable_queues(2)->mutable_guaranteed())["cpu"] = guaranteed_to_second;
+  cluster.AddWorker(12);
+  return cluster;
+}
+WaitingJob OfOwner() {
+  WaitingJob job = WaitingGang("job", 2, 50);
+  job.queue = "owner";
+  return job;
+}
+
+TEST(Preemption, OfTwoQueuesThatBorrow_TheOneBeyondItsFairShareGivesDevicesBack) {
+  // By weight a queue may call 4 of 12 devices its own. `second` uses no more on average.
+  Cluster cluster = WithBorrowers(0);
+  for (int i = 0; i < 5; ++i) {
+    cluster.Run(absl::StrCat("first-", i), 10, {At(0, 2 * i), At(0, 2 * i + 1)}, absl::Minutes(5),
+                "first");
+  }
+  cluster.Run("a-second", 10, {At(0, 10), At(0, 11)}, absl::Minutes(5), "second");
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"first-0"})
+      << "as dear as a-second, whose name comes first";
+  // Fairness outweighs work of less than 10 minutes x the part of its devices that `first` owes.
+  cluster.Change("a-second", [](RunningJob& job) { job.saved_at = kNow - absl::Minutes(4); });
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"first-0"});
+  cluster.Change("a-second", [](RunningJob& job) { job.saved_at = kNow; });
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"a-second"});
+}
+
+TEST(Preemption, WhatAQueueUsedBefore_CountsAsItsUse) {
+  Cluster cluster = WithBorrowers(0);
+  for (int i = 0; i < 6; ++i) {
+    const std::string queue = i < 3 ? "first" : "second";
+    cluster.Run(absl::StrCat(queue, "-", i), 10, {At(0, 2 * i), At(0, 2 * i + 1)}, absl::Minutes(5),
+                queue);
+  }
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"first-0"}) << "by name";
+  v1::QueueUsage usage;
+  (*usage.mutable_device_seconds())["cpu"] = 8 * 7 * 86'400;
+  *usage.mutable_as_of() = ToProto(kNow);
+  cluster.history.Restore("second", usage);
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"second-3"});
+}
+
+TEST(Preemption, WhatIsGuaranteedToAQueue_IsItsFairShareAtLeast) {
+  Cluster cluster = WithBorrowers(5);
+  for (int i = 0; i < 6; ++i) {
+    const std::string queue = i < 3 ? "second" : "a-first";
+    cluster.Run(absl::StrCat(queue, "-", i), 10, {At(0, 2 * i), At(0, 2 * i + 1)}, absl::Minutes(5),
+                i < 3 ? "second" : "first");
+  }
+  v1::QueueUsage usage;
+  (*usage.mutable_device_seconds())["cpu"] = 7 * 86'400 / std::log(2.0) * 5;
+  *usage.mutable_as_of() = ToProto(kNow);
+  cluster.history.Restore("first", usage);
+  cluster.history.Restore("second", usage);
+  EXPECT_EQ(Stopped(cluster.Plan({OfOwner()})), std::vector<std::string>{"a-first-3"})
+      << "both use 5.5 on average, of 5 that are guaranteed to `second`";
+}
+
+// Racks of two workers of two slots, all of them held by jobs of one cost for each device.
+TEST(Preemption, GangThatFitsOneRackAfterOneEviction_DoesNotStopJobsInTwo) {
+  Cluster cluster;
+  for (int i = 0; i < 6; ++i) cluster.AddWorker(2, absl::StrCat("r", i / 2));
+  cluster.Run("b", 10, {At(0, 0), At(0, 1)});
+  cluster.Run("stays-b", 90, {At(1, 0), At(1, 1)});
+  cluster.Run("c", 10, {At(2, 0), At(2, 1)});
+  cluster.Run("stays-c", 90, {At(3, 0), At(3, 1)});
+  cluster.Run("whole", 10, {At(4, 0), At(4, 1), At(5, 0), At(5, 1)});
+  EXPECT_EQ(Stopped(cluster.Plan({WaitingGang("urgent", 4, 50)})),
+            std::vector<std::string>{"whole"});
+}
+
+TEST(Preemption, GangThatRequiresARack_GetsTheOneWhoseJobsCostLeast) {
+  Cluster cluster;
+  for (int i = 0; i < 4; ++i) cluster.AddWorker(2, absl::StrCat("r", i / 2));
+  // 60 s a device and what was not saved.
+  cluster.Run("b1", 10, {At(0, 0), At(0, 1)}, absl::Seconds(10));
+  cluster.Run("b2", 10, {At(1, 0), At(1, 1)}, absl::Seconds(100));
+  cluster.Run("whole", 10, {At(2, 0), At(2, 1), At(3, 0), At(3, 1)}, absl::Seconds(50));
+  WaitingJob job = WaitingGang("urgent", 4, 50);
+  EXPECT_EQ(Stopped(cluster.Plan({job})), (std::vector<std::string>{"whole"}));
+  job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
+  EXPECT_EQ(Stopped(cluster.Plan({job})), (std::vector<std::string>{"whole"}));
+}
+
+TEST(Preemption, GangThatRequiresARack_MayGetAWorkerThatIsInNone) {
+  Cluster cluster;
+  cluster.AddWorker(2, "r0");
+  cluster.AddWorker(4);
+  cluster.Run("in-rack", 10, {At(0, 0), At(0, 1)});
+  cluster.Run("alone", 10, {At(1, 0), At(1, 1), At(1, 2), At(1, 3)}, absl::Hours(1));
+  WaitingJob job = WaitingGang("urgent", 4, 50);
+  job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
+  EXPECT_EQ(Stopped(cluster.Plan({job})), (std::vector<std::string>{"alone"}));
+}
+
+// Small racks, where every set of jobs can be tried.
+TEST(Preemption, OnRandomRacks_VictimsCostLittleMoreThanTheCheapestSetThatSuffices) {
+  Rng rng(testing::TestSeed());
+  double sum = 0, most = 0;
+  int preempted = 0, optimal = 0;
+  for (int round = 0; round < 4000; ++round) {
+    Cluster cluster;
+    std::map<std::string, std::vector<Slot>> held;
+    const int workers = 2 + static_cast<int>(rng.Below(5));
+    for (int worker = 0; worker < workers; ++worker) {
+      const int slots = 1 + static_cast<int>(rng.Below(4));
+      cluster.AddWorker(slots, absl::StrCat("r", rng.Below(3)));
+      for (int i = 0; i < slots; ++i) {
+        // Neighbours often are of one job.
+        const std::string job = absl::StrCat("running-", (worker + rng.Below(3)) % 8);
+        if (rng.Below(6) > 0) held[job].push_back(At(worker, i));
+      }
+    }
+    std::map<JobId, double> costs;
+    for (const auto& [name, of] : held) {
+      const auto unsaved = static_cast<int64_t>(rng.Below(600));
+      cluster.Run(name, rng.Chance(0.2) ? 90 : 10, of, absl::Seconds(unsaved));
+      if (cluster.running.Find(JobId(name))->priority == 90) continue;
+      costs[JobId(name)] = static_cast<double>(of.size()) * static_cast<double>(60 + unsaved);
+    }
+    WaitingJob job =
+        WaitingGang(absl::StrCat("job-", round), 1 + static_cast<int>(rng.Below(6)), 50);
+    if (rng.Chance(0.5)) job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
+    if (rng.Chance(0.3)) job.group = 2;
+    job.ranks *= job.group;
+    const Schedule plan = cluster.Plan({job});
+    if (plan.decisions.empty() || std::holds_alternative<Start>(plan.decisions[0])) continue;
+    double cost = 0;
+    for (const std::string& name : Stopped(plan)) cost += costs.at(JobId(name));
+    double best = cost;
+    const std::vector<std::pair<JobId, double>> of(costs.begin(), costs.end());
+    for (size_t set = 1; set < size_t{1} << of.size(); ++set) {
+      std::vector<JobId> gone;
+      double all = 0;
+      for (size_t i = 0; i < of.size(); ++i) {
+        if ((set >> i & 1) == 0) continue;
+        gone.push_back(of[i].first);
+        all += of[i].second;
+      }
+      if (all < best && FitsWithout(cluster.index, gone, job)) best = all;
+    }
+    ++preempted;
+    optimal += cost == best ? 1 : 0;
+    sum += cost / best;
+    most = std::max(most, cost / best);
+  }
+  ASSERT_GT(preempted, 400);
+  EXPECT_GT(optimal, preempted * 95 / 100);
+  EXPECT_LT(sum / preempted, 1.01);
+  EXPECT_LT(most, 3);
 }
 
 // Makes a running job elastic.

@@ -242,6 +242,51 @@ void World::CheckCordons(const v1::Event& event) {
   }
 }
 
+// A rank that is placed on a reserved device is of a job that the reservation is for. Those that
+// had the device before stay. To be called before the coordinator handles another event, so that it
+// has the reservations with which it placed them.
+void World::CheckReservations(const CoreOutput& output) {
+  std::set<JobEpoch> attempts;
+  for (const coordinator::CoreAction& action : output.actions) {
+    const auto* appended = std::get_if<coordinator::EventAppended>(&action);
+    if (appended == nullptr) continue;
+    const v1::Event& event = appended->event;
+    const bool placed = event.kind() == v1::EVENT_KIND_ATTEMPT_STATE && event.from().empty();
+    if (placed || event.kind() == v1::EVENT_KIND_RANKS_REPLACED) {
+      attempts.emplace(event.job_id(), event.epoch());
+    }
+  }
+  if (attempts.empty()) return;
+  std::map<std::pair<std::string, std::string>, v1::Reservation> reserved;  // by worker and device
+  for (const v1::Worker& worker : core_->ListWorkers()) {
+    for (const v1::Reservation& reservation : worker.reservations()) {
+      for (const v1::Device& device : worker.devices()) {
+        const bool all = reservation.devices().empty();
+        if (all || std::count(reservation.devices().begin(), reservation.devices().end(),
+                              device.name()) > 0) {
+          reserved[{worker.name(), device.name()}] = reservation;
+        }
+      }
+    }
+  }
+  for (const JobEpoch& attempt : attempts) {
+    const absl::StatusOr<v1::Job> job = core_->GetJob(attempt.first);
+    if (!job.ok() || job->epoch() != attempt.second) continue;
+    for (const v1::RankStatus& rank : job->ranks()) {
+      const std::pair<std::string, std::string> at(rank.worker(), rank.device());
+      auto& known = placed_[attempt][rank.rank()];
+      if (std::exchange(known, at) == at || !reserved.contains(at)) continue;
+      Count("placed on a reserved device");
+      const std::pair<std::string, std::string> label =
+          absl::StrSplit(reserved[at].label(), absl::MaxSplits('=', 1));
+      const auto of = job->spec().labels().find(label.first);
+      if (of != job->spec().labels().end() && of->second == label.second) continue;
+      Violate(absl::StrCat(attempt.first, " epoch ", attempt.second, " was placed on ", at.first,
+                           " ", at.second, ", which is reserved as ", reserved[at].name()));
+    }
+  }
+}
+
 // What the jobs of a tenant hold, by the events, is within what they may in their queue and in
 // those above it.
 void World::CheckTenants(const v1::Event& event) {

@@ -170,6 +170,7 @@ void World::Feed(CoreEvent event) {
 // Like the shell's writer thread: outputs queue up while a sync runs. The next sync takes them all,
 // and after it their actions are carried out, in order.
 void World::CarryOut(CoreOutput output) {
+  CheckReservations(output);
   if (output.batch.empty() && output.actions.empty()) return;
   unsynced_.push_back(std::move(output));
   if (syncing_) return;

@@ -1,8 +1,9 @@
 // The scheduler alone against what docs/queues.md promises: random queues, clusters and jobs,
 // planned after every event for a simulated day. After every event limits hold to the device, for
-// queues and tenants; no job that was stopped could have been left alone; no gang waits beyond the
-// bound; spares go to jobs that recover alone; and workers that are avoided get ranks only where
-// nothing else holds the gang.
+// queues and tenants; no job that was stopped could have been left alone, and the one that it was
+// stopped for was entitled to that; no gang waits beyond the bound; spares go to jobs that recover
+// alone; workers that are avoided get ranks only where nothing else holds the gang; reserved
+// devices go to those whom they are reserved for; and a gang that requires a domain is inside one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -38,17 +40,39 @@ constexpr absl::Duration kStopTakes = absl::Seconds(10);
 struct Met {
   int64_t started = 0, stopped = 0, at_tenant_limit = 0, overdue = 0, shared = 0;
   int64_t faults = 0, on_spares = 0, waits_for_spares = 0, last_resort = 0, avoided_left = 0;
+  int64_t outranked = 0, reclaimed = 0;  // victims: of the same queue, of one that borrows
+  int64_t shrunk = 0, grown = 0, required = 0, on_reserved = 0, reserved_kept = 0;
+
+  Met& operator+=(const Met& other) {
+    for (int64_t Met::*of :
+         {&Met::started, &Met::stopped, &Met::at_tenant_limit, &Met::overdue, &Met::shared,
+          &Met::faults, &Met::on_spares, &Met::waits_for_spares, &Met::last_resort,
+          &Met::avoided_left, &Met::outranked, &Met::reclaimed, &Met::shrunk, &Met::grown,
+          &Met::required, &Met::on_reserved, &Met::reserved_kept}) {
+      this->*of += other.*of;
+    }
+    return *this;
+  }
+};
+
+// What a day has beside jobs and queues.
+struct Kind {
+  // Jobs of one priority in queues without quota, where the bound of waiting holds for all.
+  bool fair = false;
+  // Devices fail, some are spares, and workers get a bad record.
+  bool faulty = false;
+  bool shares = false;    // some jobs share their devices
+  bool elastic = false;   // some may have several sizes
+  bool required = false;  // some require one rack or worker
+  bool reserved = false;  // now and then devices are reserved for some of the jobs
 };
 
 class Day {
  public:
-  // `fair`: jobs of one priority in queues without quota, where the bound of waiting holds for all.
-  // `faulty`: devices fail, some are spares, and workers get a bad record. `shares`: some jobs
-  // share their devices.
-  Day(uint64_t seed, bool fair, bool faulty = false, bool shares = false)
-      : rng_(seed), fair_(fair), faulty_(faulty), shares_(shares) {
+  Day(uint64_t seed, const Kind& kind)
+      : rng_(seed), more_(seed * 15'485'863), kind_(kind), fair_(kind.fair), faulty_(kind.faulty) {
     v1::QueuePolicy policy;
-    if (faulty) {
+    if (faulty_) {
       v1::SparePolicy& cluster = *policy.add_spares();
       cluster.set_level(v1::TOPOLOGY_LEVEL_CLUSTER);
       (*cluster.mutable_devices())["cpu"] = static_cast<int64_t>(1 + rng_.Below(4));
@@ -62,13 +86,13 @@ class Day {
     for (int i = 0; i < count; ++i) {
       v1::QueueSpec& queue = *policy.add_queues();
       queue.set_name(absl::StrCat("q", i));
-      queue.set_weight(fair ? (i == 0 ? 0.01 : 1) : static_cast<double>(1 + rng_.Below(3)));
+      queue.set_weight(fair_ ? (i == 0 ? 0.01 : 1) : static_cast<double>(1 + rng_.Below(3)));
       if (i > 0 && rng_.Chance(0.3)) {
         queue.set_parent(absl::StrCat("q", rng_.Below(static_cast<uint64_t>(i))));
-      } else if (!fair) {
+      } else if (!fair_) {
         (*queue.mutable_guaranteed())["cpu"] = static_cast<int64_t>(rng_.Below(9));
       }
-      if (fair) continue;
+      if (fair_) continue;
       if (rng_.Chance(0.5)) {
         (*queue.mutable_borrowing_limit())["cpu"] = static_cast<int64_t>(4 + rng_.Below(12));
       }
@@ -104,21 +128,15 @@ class Day {
     for (absl::Duration at; at < kDay; at += absl::Hours(2 * rng_.Uniform() / per_hour)) {
       time_.At(begin + at, [this] { Submit(); });
     }
+    for (absl::Duration at; kind_.reserved && at < kDay; at += absl::Hours(2 * more_.Uniform())) {
+      time_.At(begin + at, [this] { Reserve(); });
+    }
     while (broken_.empty() && time_.Step(begin + kDay)) {
       CheckLimits();
       CheckDevices();
       if (fair_) CheckWaiting();
     }
-    met.started += met_.started;
-    met.stopped += met_.stopped;
-    met.at_tenant_limit += met_.at_tenant_limit;
-    met.overdue += met_.overdue;
-    met.faults += met_.faults;
-    met.on_spares += met_.on_spares;
-    met.waits_for_spares += met_.waits_for_spares;
-    met.last_resort += met_.last_resort;
-    met.avoided_left += met_.avoided_left;
-    met.shared += met_.shared;
+    met += met_;
     return broken_;
   }
 
@@ -135,13 +153,67 @@ class Day {
     if (rng_.Chance(0.3)) job.tenant = "other";
     job.runtime = absl::Minutes(1) + rng_.Uniform() * (kRuntimeMax - absl::Minutes(1));
     job.queued_at = time_.now();
-    if (shares_ && rng_.Chance(0.6)) {
+    if (kind_.shares && rng_.Chance(0.6)) {
       constexpr int32_t kShares[] = {500, 500, 250, 333, 100, 750};
       job.share = kShares[rng_.Below(std::size(kShares))];
     }
     if (!tree_.CheckJob(job.queue, job.device, job.ranks, job.share).ok()) job.ranks = 1;
+    if (kind_.required && more_.Chance(0.4)) {
+      job.placement.required =
+          more_.Chance(0.7) ? v1::TOPOLOGY_LEVEL_RACK : v1::TOPOLOGY_LEVEL_HOST;
+      if (!CouldFit(job, slots_)) job.placement = {};
+    }
+    if (kind_.elastic && more_.Chance(0.4)) {
+      const int32_t most = job.ranks;
+      for (int32_t size = 1; size <= most; ++size) {
+        if (size == most || more_.Chance(0.4)) job.sizes.push_back(size);
+      }
+      job.ranks = job.sizes.front();
+    }
+    for (const char* name : {"r0", "r1"}) {
+      if (kind_.reserved && more_.Chance(0.3)) job.reservations.push_back(name);
+    }
     queue_.Add(job);
     Due();
+  }
+
+  // All or some devices of a worker are for some jobs for a while. Others that run on them go on.
+  void Reserve() {
+    auto worker = slots_.workers().begin();
+    std::advance(worker, more_.Below(slots_.workers().size()));
+    const WorkerId id = worker->first;
+    const std::string name = more_.Chance(0.5) ? "r0" : "r1";
+    std::vector<std::string> devices;
+    for (const SlotView& slot : worker->second.slots) {
+      if (slot.reserved.empty() && more_.Chance(0.7)) devices.push_back(slot.device);
+      for (const auto& [job, kept] : kept_) {
+        const bool admits = Admits(*queue_of(job), name);
+        if (!admits && kept.slots.contains({id, slot.device})) ++met_.reserved_kept;
+      }
+    }
+    SetReserved(id, devices, name);
+    Due();
+    time_.After(absl::Hours(3 * more_.Uniform()), [this, id, devices] {
+      SetReserved(id, devices, "");
+      Due();
+    });
+  }
+  void SetReserved(const WorkerId& id, const std::vector<std::string>& devices,
+                   const std::string& name) {
+    WorkerView worker = *slots_.Find(id);
+    for (SlotView& slot : worker.slots) {
+      if (std::count(devices.begin(), devices.end(), slot.device) > 0) slot.reserved = name;
+    }
+    slots_.Put(std::move(worker));
+  }
+  static bool Admits(const WaitingJob& job, const std::string& reservation) {
+    return reservation.empty() ||
+           std::count(job.reservations.begin(), job.reservations.end(), reservation) > 0;
+  }
+  // As it waits, or did before it started.
+  const WaitingJob* queue_of(const JobId& id) const {
+    const WaitingJob* waits = queue_.Find(id);
+    return waits != nullptr ? waits : &waited_.at(id);
   }
 
   void Due() {
@@ -175,13 +247,24 @@ class Day {
     for (const Decision& decision : plan.decisions) {
       const int64_t missing = SpareDevices(slots_, tree_).missing;
       if (const auto* start = std::get_if<Start>(&decision)) {
+        CheckPlaced(*queue_.Find(start->job), SlotsOf(*start));
         // Others may have a reservation on what it could take instead.
         if (plan.again_at == absl::InfiniteFuture()) CheckLastResort(*start);
         const WaitingJob job = *queue_.Find(start->job);
         Begin(*start);
         CheckSpares(job, missing);
+      } else if (const auto* resize = std::get_if<Resize>(&decision)) {
+        CheckPlaced(waited_.at(resize->resized.job), resize->resized.slots);
+        resized_.emplace(resize->for_job, *resize);
+        if (resize->for_job == JobId()) Shrink(*resize);
       } else if (const auto* preempt = std::get_if<Preempt>(&decision)) {
+        CheckPlaced(*queue_.Find(preempt->job), preempt->eviction.slots);
+        CheckEntitled(*preempt);
+        for (auto [at, end] = resized_.equal_range(preempt->job); at != end; ++at) {
+          Shrink(at->second);
+        }
         CheckNeeded(*preempt);
+        resized_.clear();
         Stop(*preempt);
         CheckSpares(*queue_.Find(preempt->job), missing);
       } else if (const auto* give_up = std::get_if<GiveUpKept>(&decision)) {
@@ -205,6 +288,10 @@ class Day {
     Drop(start.job);
     const WaitingJob job = *queue_.Find(start.job);
     RunningJob running = testing::RunningGang(job, now());
+    running.ranks = static_cast<int32_t>(start.placements.size());
+    if (!job.sizes.empty()) {
+      running.elastic = std::make_shared<Elasticity>(Elasticity{job, absl::Minutes(5), false});
+    }
     running.min_runtime = absl::Seconds(30);
     running.ends_at = now() + job.runtime;
     running_.Put(job.id, running);
@@ -218,6 +305,7 @@ class Day {
     if (start.in_turn) history_.TookTurn(job.queue, now());
     for (const v1::Placement& placement : start.placements) {
       slots_.SetShare(WorkerId(placement.worker()), placement.device(), job.id, job.share);
+      runs_on_[job.id].insert({WorkerId(placement.worker()), placement.device()});
     }
     queue_.Remove(job.id);
     first_since_.erase(job.queue);
@@ -270,6 +358,7 @@ class Day {
   void End(const JobId& id) {
     Use(*running_.Find(id), -1);
     running_.Remove(id);
+    runs_on_.erase(id);
     Free(slots_, id);
     HoldKept(slots_, kept_);
     Due();
@@ -278,17 +367,7 @@ class Day {
     for (const JobId& id : preempt.eviction.outbid) Drop(id);
     for (const JobId& id : preempt.eviction.stopped) {
       ++met_.stopped;
-      RunningJob running = *running_.Find(id);
-      running.stopping = true;
-      const absl::Duration left = std::max(absl::Minutes(1), running.ends_at - now());
-      running_.Put(id, running);
-      time_.After(kStopTakes, [this, id, left] {
-        End(id);
-        WaitingJob job = waited_.at(id);
-        job.runtime = left;
-        job.queued_at = now();
-        queue_.Add(std::move(job));
-      });
+      StopRunning(id);
     }
     const WaitingJob& job = *queue_.Find(preempt.job);
     kept_[job.id] = {job.queue,
@@ -299,8 +378,43 @@ class Day {
                      job.share};
     HoldKept(slots_, kept_);
   }
+  void StopRunning(const JobId& id) {
+    RunningJob running = *running_.Find(id);
+    running.stopping = true;
+    const absl::Duration left = std::max(absl::Minutes(1), running.ends_at - now());
+    running_.Put(id, running);
+    time_.After(kStopTakes, [this, id, left] {
+      End(id);
+      WaitingJob job = waited_.at(id);
+      job.runtime = left;
+      job.queued_at = now();
+      queue_.Add(std::move(job));
+    });
+  }
+  // Or lets it grow.
+  void Shrink(const Resize& resize) {
+    const JobId& id = resize.resized.job;
+    const WaitingJob& job = waited_.at(id);
+    ++(resize.for_job == JobId() ? met_.grown : met_.shrunk);
+    StopRunning(id);
+    kept_[id] = {job.queue,
+                 job.priority,
+                 job.device,
+                 job.tenant,
+                 {resize.resized.slots.begin(), resize.resized.slots.end()},
+                 job.share};
+    HoldKept(slots_, kept_);
+  }
   void Drop(const JobId& id) {
-    if (kept_.erase(id) != 0) Free(slots_, id);
+    const auto kept = kept_.find(id);
+    if (kept == kept_.end()) return;
+    // One that stops to be resized still has the slots on which it runs.
+    for (const Slot& slot : kept->second.slots) {
+      const auto runs = runs_on_.find(id);
+      if (runs != runs_on_.end() && runs->second.contains(slot)) continue;
+      slots_.SetShare(slot.worker, slot.device, id, 0);
+    }
+    kept_.erase(kept);
   }
   static void Free(SlotIndex& slots, const JobId& holder) {
     for (const WorkerId& worker : std::set<WorkerId>(slots.WorkersOf(holder))) {
@@ -348,6 +462,101 @@ class Day {
       }
     }
   }
+  static std::vector<Slot> SlotsOf(const Start& start) {
+    std::vector<Slot> slots;
+    for (const v1::Placement& placement : start.placements) {
+      slots.push_back({WorkerId(placement.worker()), placement.device()});
+    }
+    return slots;
+  }
+  // The slots that a job gets, or that are kept for it, are in the domain that it requires, and
+  // none is reserved for others.
+  void CheckPlaced(const WaitingJob& job, const std::vector<Slot>& slots) {
+    std::set<std::string> racks, workers;
+    for (const Slot& slot : slots) {
+      const WorkerView& worker = *slots_.Find(slot.worker);
+      workers.insert(worker.id.value());
+      racks.insert(worker.path.names[2]);
+      for (const SlotView& view : worker.slots) {
+        if (view.device != slot.device || view.reserved.empty()) continue;
+        ++met_.on_reserved;
+        if (!Admits(job, view.reserved)) {
+          Break(absl::StrCat(job.id.value(), " is placed on ", worker.id.value(), " ", view.device,
+                             ", which is reserved as ", view.reserved));
+        }
+      }
+    }
+    const v1::TopologyLevel level = job.placement.required;
+    if (level == v1::TOPOLOGY_LEVEL_UNSPECIFIED) return;
+    ++met_.required;
+    const std::set<std::string>& domains = level == v1::TOPOLOGY_LEVEL_RACK ? racks : workers;
+    if (domains.size() != 1) {
+      Break(absl::StrCat(job.id.value(), " requires one domain and is in ", domains.size()));
+    }
+  }
+
+  // Every victim is of the same queue with a smaller priority; or a branch of the tree uses more
+  // than is guaranteed to it until the last of its victims is gone, while that of the job, where
+  // the two part, does not with the job.
+  void CheckEntitled(const Preempt& preempt) {
+    const WaitingJob& job = *queue_.Find(preempt.job);
+    const size_t kind = static_cast<size_t>(job.device);
+    QueueUse use = use_;
+    for (const auto& [id, of] : kept_) {
+      use.Count(tree_, tree_.Find(of.queue), of.device, static_cast<int64_t>(of.slots.size()),
+                of.tenant, 1, of.share);
+    }
+    const auto beyond = [&](int queue) {
+      return use.at(queue).thousandths[kind] - tree_.at(queue).guaranteed[kind] * kWholeDevice;
+    };
+    struct Branch {
+      int64_t all = 0, largest = 0;  // thousandths that its victims give up
+    };
+    std::map<int, Branch> branches;
+    const auto check = [&](const JobId& id, int64_t devices) {
+      const RunningJob& victim = *running_.Find(id);
+      if (victim.queue == job.queue) {
+        ++met_.outranked;
+        if (victim.priority < job.priority) return;
+        return Break(absl::StrCat(id.value(), " of priority ", victim.priority, " makes room for ",
+                                  job.id.value(), " of ", job.priority));
+      }
+      ++met_.reclaimed;
+      const std::vector<int>& mine = tree_.Path(tree_.Find(job.queue));
+      const std::vector<int>& theirs = tree_.Path(tree_.Find(victim.queue));
+      size_t at = 0;
+      while (mine[at] == theirs[at]) ++at;  // both are leaves
+      if (beyond(mine[at]) + int64_t{job.ranks} * job.share > 0) {
+        Break(absl::StrCat(id.value(), " makes room for ", job.id.value(), ", with which ",
+                           tree_.at(mine[at]).name, " borrows"));
+      }
+      Branch& branch = branches[theirs[at]];
+      branch.all += devices * victim.share;
+      branch.largest = std::max(branch.largest, devices * victim.share);
+    };
+    for (auto [at, end] = resized_.equal_range(job.id); at != end; ++at) {
+      const Resized& resized = at->second.resized;
+      check(resized.job,
+            running_.Find(resized.job)->ranks - static_cast<int64_t>(resized.slots.size()));
+    }
+    for (const JobId& id : preempt.eviction.stopped) check(id, running_.Find(id)->ranks);
+    for (const JobId& id : preempt.eviction.outbid) {
+      const Kept& of = kept_.at(id);
+      if (of.queue == job.queue && of.priority < job.priority) continue;
+      Break(absl::StrCat(job.id.value(), " takes what is kept for ", id.value()));
+    }
+    for (const auto& [id, running] : running_.all()) {
+      if (!running.stopping) continue;
+      use.Count(tree_, tree_.Find(running.queue), running.device, running.ranks, running.tenant, -1,
+                running.share);
+    }
+    for (const auto& [queue, branch] : branches) {
+      if (beyond(queue) - branch.all + branch.largest > 0) continue;
+      Break(absl::StrCat(tree_.at(queue).name, " gives up more than it borrows for ",
+                         job.id.value()));
+    }
+  }
+
   // Without one of the avoided workers that it takes, the gang does not fit on the others of these
   // and those that are not avoided.
   void CheckLastResort(const Start& start) {
@@ -363,6 +572,7 @@ class Day {
       SlotIndex slots = slots_;
       Free(slots, job.id);
       HoldThese(slots, spares_);
+      const WaitingJob sized = AtSize(job, static_cast<int32_t>(start.placements.size()));
       SlotIndex::Trial trial(slots);
       HoldSpares(trial, tree_);  // what the plan has given up since
       for (const WorkerView* worker : slots.marked()) {
@@ -370,7 +580,7 @@ class Day {
                             (worker->id == id || !avoided.contains(worker->id));
         if (others) trial.TakeAll(*worker, SlotsFor{job.device, job.share}, JobId("(hidden)"));
       }
-      if (PlaceGang(trial, job).has_value()) {
+      if (PlaceGang(trial, sized).has_value()) {
         Break(absl::StrCat(job.id.value(), " takes ", id.value(), ", which it could avoid"));
       }
     }
@@ -397,7 +607,8 @@ class Day {
       }
     }
     for (const auto& [id, job] : running_.all()) {
-      if (devices[id] == job.ranks) continue;
+      // One that stops to be resized holds what is kept for it besides.
+      if (devices[id] == job.ranks || (devices[id] > job.ranks && kept_.contains(id))) continue;
       Break(absl::StrCat(id.value(), " has ", devices[id], " devices for ", job.ranks, " ranks"));
     }
   }
@@ -415,6 +626,8 @@ class Day {
         for (const WorkerId& worker : slots_.WorkersOf(id)) {
           for (const SlotView& slot : slots_.Find(worker)->slots) held += slot.ShareOf(id);
         }
+        // What is kept for its new size is not used yet.
+        if (kept_.contains(id)) held = int64_t{job.ranks} * job.share;
         devices += held;
         tenants[job.tenant] += held;
         ++jobs;
@@ -436,11 +649,30 @@ class Day {
     }
   }
 
+  std::vector<Slot> HeldBy(const JobId& job) const {
+    std::vector<Slot> slots;
+    for (const WorkerId& worker : slots_.WorkersOf(job)) {
+      for (const SlotView& slot : slots_.Find(worker)->slots) {
+        if (slot.ShareOf(job) > 0) slots.push_back({worker, slot.device});
+      }
+    }
+    return slots;
+  }
   // Had one of those that are stopped been left alone, the job would not fit. What fits beside
   // fewer jobs fits beside none of them too, so that then no part of them would have been enough.
   void CheckNeeded(const Preempt& preempt) {
     const WaitingJob& job = *queue_.Find(preempt.job);
+    // Jobs that shrink go on where others are stopped for them.
+    std::set<Slot> of_resized;
+    for (auto [at, end] = resized_.equal_range(job.id); at != end; ++at) {
+      of_resized.insert(at->second.resized.slots.begin(), at->second.resized.slots.end());
+    }
     for (const JobId& spared : preempt.eviction.stopped) {
+      const std::vector<Slot> held = HeldBy(spared);
+      if (std::any_of(held.begin(), held.end(),
+                      [&](const Slot& slot) { return of_resized.contains(slot); })) {
+        continue;
+      }
       SlotIndex slots = slots_;
       SlotIndex::Trial spares(slots);
       if (job.recovering < job.ranks) {
@@ -508,8 +740,9 @@ class Day {
     }
   }
 
-  Rng rng_;
-  const bool fair_, faulty_, shares_;
+  Rng rng_, more_;
+  const Kind kind_;
+  const bool fair_, faulty_;
   sim::Queue time_;
   std::vector<std::string> leaves_;
   int total_ = 0;
@@ -520,6 +753,8 @@ class Day {
   RunningJobs running_;
   KeptSlots kept_;
   std::set<Slot> spares_;  // before the newest plan
+  std::map<JobId, std::set<Slot>> runs_on_;
+  std::multimap<JobId, Resize> resized_;  // of this plan, by the job that they are for
   WaitingQueue queue_;
   std::map<JobId, WaitingJob> waited_;  // as they were before they started
   std::map<std::string, std::pair<JobId, absl::Time>> first_since_;  // by queue
@@ -537,18 +772,51 @@ TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   Met met;
   const int64_t days = DaysOf(60);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/false).Play(met), "") << "seed " << seed;
+    ASSERT_EQ(Day(seed, {}).Play(met), "") << "seed " << seed;
   }
   EXPECT_GT(met.started, 80 * days);
   EXPECT_GT(met.stopped, 8 * days);
+  EXPECT_GT(met.outranked, 4 * days);
+  EXPECT_GT(met.reclaimed, 2 * days);
   EXPECT_GT(met.at_tenant_limit, 8 * days);
+}
+
+TEST(ScheduledDay, WithElasticJobsInRacks_VictimsAreEntitledAndRacksAreKept) {
+  Met met;
+  const int64_t days = DaysOf(40);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, {.elastic = true, .required = true}).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.shrunk, 4 * days);
+  EXPECT_GT(met.grown, days);
+  EXPECT_GT(met.required, 10 * days);
+  EXPECT_GT(met.stopped, 4 * days);
+}
+
+TEST(ScheduledDay, WithReservations_DevicesGoToThoseThatTheyAreReservedFor) {
+  Met met;
+  const int64_t days = DaysOf(40);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, {.required = true, .reserved = true}).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.on_reserved, 10 * days);
+  EXPECT_GT(met.stopped, 4 * days);
+}
+
+TEST(ScheduledDay, WithRequiredRacksAndWithoutQuota_NoGangWaitsBeyondTheBound) {
+  Met met;
+  const int64_t days = DaysOf(20);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, {.fair = true, .required = true}).Play(met), "") << "seed " << seed;
+  }
+  EXPECT_GT(met.required, 10 * days);
 }
 
 TEST(ScheduledDay, WithFaults_SparesAreForJobsThatRecoverAndAvoidedWorkersTheLastResort) {
   Met met;
   const int64_t days = DaysOf(40);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/true).Play(met), "") << "seed " << seed;
+    ASSERT_EQ(Day(seed, {.faulty = true}).Play(met), "") << "seed " << seed;
   }
   EXPECT_GT(met.started, 40 * days);
   EXPECT_GT(met.faults, 10 * days);
@@ -562,8 +830,7 @@ TEST(ScheduledDay, WithSharedDevices_NoneIsGivenTwiceAndLimitsHold) {
   Met met;
   const int64_t days = DaysOf(20);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/false, /*shares=*/true).Play(met), "")
-        << "seed " << seed;
+    ASSERT_EQ(Day(seed, {.shares = true}).Play(met), "") << "seed " << seed;
   }
   EXPECT_GT(met.started, 80 * days);
   EXPECT_GT(met.stopped, 8 * days);
@@ -575,8 +842,7 @@ TEST(ScheduledDay,
   Met met;
   const int64_t days = DaysOf(20);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/false, /*faulty=*/true, /*shares=*/true).Play(met), "")
-        << "seed " << seed;
+    ASSERT_EQ(Day(seed, {.faulty = true, .shares = true}).Play(met), "") << "seed " << seed;
   }
   // What days without shares have to meet, and shares besides.
   EXPECT_GT(met.started, 40 * days);
@@ -592,8 +858,7 @@ TEST(ScheduledDay, WithSharedDevicesAndWithoutQuota_NoGangWaitsBeyondTheBound) {
   Met met;
   const int64_t days = DaysOf(8);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/true, /*faulty=*/false, /*shares=*/true).Play(met), "")
-        << "seed " << seed;
+    ASSERT_EQ(Day(seed, {.fair = true, .shares = true}).Play(met), "") << "seed " << seed;
   }
   EXPECT_GT(met.shared, 100 * days);
 }
@@ -602,7 +867,7 @@ TEST(ScheduledDay, WithUnequalShares_NoGangWaitsBeyondTheBound) {
   Met met;
   const int64_t days = DaysOf(20);
   for (int64_t seed = 1; seed <= days; ++seed) {
-    ASSERT_EQ(Day(seed, /*fair=*/true).Play(met), "") << "seed " << seed;
+    ASSERT_EQ(Day(seed, {.fair = true}).Play(met), "") << "seed " << seed;
   }
   EXPECT_GT(met.started, 50 * days);
   EXPECT_GT(met.overdue, 5 * days);

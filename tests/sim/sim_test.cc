@@ -146,6 +146,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "cordon",
                            "drain",
                            "reservation",
+                           "placed on a reserved device",
                            "ended for maintenance",
                            "resized",
                            "EVENT_KIND_WORKER_DRAINED",

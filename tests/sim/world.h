@@ -262,6 +262,7 @@ class World {
   void CheckFencing(const v1::Event& event);
   void CheckMembership(const v1::Event& event);
   void CheckCordons(const v1::Event& event);
+  void CheckReservations(const coordinator::CoreOutput& output);
   void CheckTenants(const v1::Event& event);
   void CheckBudget(const v1::Job& job);
   void CheckHistory(const v1::Job& job);
@@ -348,6 +349,8 @@ class World {
   std::map<std::string, v1::JobState> final_states_;             // job id -> as first acknowledged
   std::set<JobEpoch> allocated_;                                 // every attempt that ever was
   std::set<std::string> cordoned_;                               // workers, by the events
+  // By attempt: the worker and device of each rank, as the coordinator placed it last.
+  std::map<JobEpoch, std::map<int32_t, std::pair<std::string, std::string>>> placed_;
   // What attempts hold, by the events.
   struct Holds {
     int queue = coordinator::QueueTree::kNone;

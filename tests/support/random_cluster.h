@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/rng.h"
 #include "coordinator/scheduler/gang_layout.h"
 #include "coordinator/scheduler/placement.h"
@@ -39,6 +40,32 @@ inline WaitingJob Gang(int ranks) {
   job.queue = "default";
   job.ranks = ranks;
   job.submit_sequence = 1;
+  return job;
+}
+
+// Workers of 8 slots: 16 in a rack, 8 racks in a block, 4 blocks in a zone.
+inline void AddFleet(SlotIndex& index, int workers, int slots = 8) {
+  for (int i = 0; i < workers; ++i) {
+    DomainPath path;
+    path.names = {absl::StrCat("z", i / 512), absl::StrCat("b", i / 128), absl::StrCat("r", i / 16),
+                  ""};
+    AddWorker(index, absl::StrFormat("w%05d", i), slots, path);
+  }
+}
+
+// tensor 8, then data and pipeline.
+inline WaitingJob MeshOf(int ranks, int number) {
+  WaitingJob job = Gang(ranks);
+  job.id = JobId(absl::StrCat("job-", number));
+  job.name = job.id.value();
+  job.submit_sequence = static_cast<uint64_t>(number) + 1;
+  const int32_t tensor = std::min(8, ranks);
+  const int32_t stages = ranks >= 256 ? 4 : 1;
+  job.group = tensor;
+  job.traffic = {
+      {v1::MESH_AXIS_TENSOR, tensor, 1, WeightOf(v1::MESH_AXIS_TENSOR)},
+      {v1::MESH_AXIS_DATA, ranks / tensor / stages, tensor, WeightOf(v1::MESH_AXIS_DATA)},
+      {v1::MESH_AXIS_PIPELINE, stages, ranks / stages, WeightOf(v1::MESH_AXIS_PIPELINE)}};
   return job;
 }
 
