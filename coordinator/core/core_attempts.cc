@@ -423,6 +423,13 @@ void CoreImpl::CheckTimeLimit(JobEntry& job, Turn& turn) {
 }
 
 void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
+  // Only a user cancels a job. A rank that was ended as a coordinator had asked, in a history that
+  // a restored backup does not have, is no reason to.
+  if (reason.cause == v1::CAUSE_CANCELLED && reason.rank >= 0 && job.state.epoch_floor() > 0) {
+    StopReason forgotten = reason;
+    forgotten.cause = v1::CAUSE_COORDINATOR;
+    return Stop(job, forgotten, turn);
+  }
   v1::StateRow& state = job.state;
   const bool trained = PropertiesOf(state.attempt_state()).trained;
   state.set_stop_cause(reason.cause);

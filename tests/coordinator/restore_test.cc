@@ -86,6 +86,19 @@ TEST_F(RestoreTest, AttemptThatADaemonStillHolds_GoesOn) {
   EXPECT_EQ(Job().epoch(), 1u);
 }
 
+// The coordinator had asked its ranks to stop, and has forgotten that. No user has cancelled it.
+TEST_F(RestoreTest, RankThatWasStoppedInTheForgottenHistory_DoesNotCancelTheJob) {
+  const v1::Job job = Train();
+  TakeBackup();
+  Restore();
+  Hello(1, Ranks(job, v1::RANK_STATE_TRAINING));
+  Observe(Ranks(job, v1::RANK_STATE_TRAINING, {{0, v1::CAUSE_CANCELLED}}));
+  EXPECT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  Observe(Ranks(job, v1::RANK_STATE_RELEASED));
+  Wait(absl::Seconds(2));
+  EXPECT_EQ(Job().attempts(), 2);
+}
+
 TEST_F(RestoreTest, AttemptThatWasBeingPlaced_EndsWithItsBootstrapKeys) {
   Hello(1, {});
   Submit();
