@@ -63,7 +63,7 @@ void World::CheckAll() {
   // In a large cluster a check costs as much as many events, and a day has a million of them. What
   // is broken stays so until the next check.
   if (options_.large() && result_.events % 101 != 0) return;
-  if (options_.day() && result_.events % 211 != 0) return;
+  if (options_.day() && result_.events % 307 != 0) return;
   CheckMachines();
   if (core_ == nullptr) return;
   // An index that is wrong stays so.
@@ -71,7 +71,7 @@ void World::CheckAll() {
   for (const std::string& broken : core_->CheckInvariants(index)) Violate(broken);
   CheckQueues();
   // Its costs grow with the length of the log.
-  if (result_.events % (options_.day() ? 211 * 257 : 97) == 0) CheckRecovery();
+  if (result_.events % (options_.day() ? 307 * 257 : 97) == 0) CheckRecovery();
 }
 
 // No queue uses more than it may.
@@ -164,7 +164,6 @@ void World::CheckReplay(const Process& process, int64_t replayed) {
   const JobEpoch before = {process.key.attempt.job.value(), process.key.attempt.epoch.value() - 1};
   // Commits on a lost worker do not reach the coordinator.
   if (lost_.count(before) > 0 && options_.faults == Faults::kAll) return;
-  if (options_.faults == Faults::kRestore) return;  // commits since the backup are forgotten
   // What a membership trained after all, before it heard of the next one, does not count.
   if (memberships_.count(before) > 0) return;
   if (stopped_.count(before) > 0 && replayed > 0) {
@@ -290,7 +289,6 @@ void World::CheckReservations(const CoreOutput& output) {
 // What the jobs of a tenant hold, by the events, is within what they may in their queue and in
 // those above it.
 void World::CheckTenants(const v1::Event& event) {
-  if (options_.faults == Faults::kRestore) return;  // events since the backup are forgotten
   if (event.kind() == v1::EVENT_KIND_ATTEMPT_ENDED) {
     holding_.erase({event.job_id(), event.epoch()});
     return;
@@ -352,7 +350,7 @@ void World::CheckBudget(const v1::Job& job) {
     int64_t before = 0, during = 0;
     // A job keeps the records of its newest checkpoints only.
     for (const auto& [epoch, step] : committed_by_[job.id()]) {
-      if (epoch > end.epoch() || options_.faults == Faults::kRestore) continue;
+      if (epoch > end.epoch()) continue;
       int64_t& newest = epoch < end.epoch() ? before : during;
       newest = std::max(newest, step);
     }
@@ -400,7 +398,7 @@ void World::CheckJob(const v1::Job& job, bool history) {
     violate(absl::StrCat("epoch ", job.epoch(), " after ", epochs_[id], " was seen"));
   }
   epochs_[id] = std::max(epochs_[id], job.epoch());
-  const bool leaps = options_.faults == Faults::kRestore;
+  const bool leaps = leapt_.contains(id);
   if (leaps ? static_cast<uint64_t>(job.attempts()) > job.epoch()
             : static_cast<uint64_t>(job.attempts()) != job.epoch()) {
     violate(absl::StrCat(job.attempts(), " attempts, epoch ", job.epoch()));

@@ -2,6 +2,8 @@
 #include "base/check.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
+#include "muster/v1/stored.pb.h"
+#include "proto/job_state.h"
 #include "tests/sim/world.h"
 
 namespace muster::sim {
@@ -14,8 +16,10 @@ using coordinator::CoreOutput;
 namespace {
 
 // Limits shorter than the defaults, so that each is reached within a simulated minute or two.
-CoreConfig Config() {
+CoreConfig Config(const Options& options) {
   CoreConfig config;
+  // Of the events of a day, most are heartbeats.
+  if (options.day()) config.heartbeat_interval = absl::Seconds(1);
   config.lost_after = absl::Seconds(12);
   config.partition_hold = absl::Seconds(75);
   config.stop_grace = absl::Seconds(2);
@@ -39,7 +43,7 @@ void World::StartCoordinator() {
   }
   CoreOutput output;
   absl::StatusOr<std::unique_ptr<Core>> core =
-      Core::Recover(Config(), *store_, Rng(rng_.Next()), CoreNow(), &output);
+      Core::Recover(Config(options_), *store_, Rng(rng_.Next()), CoreNow(), &output);
   if (!core.ok()) return Violate(absl::StrCat("recovery failed: ", core.status().ToString()));
   core_ = *std::move(core);
   Trace(absl::StrCat("coordinator starts, term ", core_->leader_term()));
@@ -126,6 +130,54 @@ void World::RestoreBackup() {
       queue_.After(absl::Seconds(1), [this, id = submission.id] { TryCancel(id); });
     }
   }
+}
+
+void World::ReturnToBackup() {
+  if (!backup_.has_value() || rng_.Chance(0.3)) return TakeBackup();
+  if (core_ == nullptr) return;
+  RestoreBackup();
+  returned_ = true;
+  FoldRestoredEvents();
+  CHECK_OK(store_->Scan(coordinator::Table::kStates, "", "",
+                        [this](const std::string& id, const std::string& value) {
+                          v1::StateRow state;
+                          CHECK(state.ParseFromString(value));
+                          if (!IsFinal(state.state())) {
+                            leapt_[id] = {state.epoch(), state.epoch_floor()};
+                          }
+                          return true;
+                        }));
+  // An operator looks whether the queues are as they should be.
+  if (std::exchange(queues_applied_, false)) TryApplyQueues();
+  // Arrays that were forgotten are submitted as a whole.
+  std::map<std::string, std::vector<v1::JobSpec>> forgotten;
+  for (const auto& [request, array] : array_ids_) {
+    for (int i = 0;; ++i) {
+      const auto task = submissions_.find(absl::StrCat(request, "/", i));
+      if (task == submissions_.end() || !task->second.id.empty()) break;
+      forgotten[request].push_back(task->second.spec);
+    }
+  }
+  for (auto& [request, tasks] : forgotten) {
+    array_ids_.erase(request);
+    TrySubmitArray(request, std::move(tasks));
+  }
+}
+
+// It is a prefix of what was seen, so that the checks of its events hold again.
+void World::FoldRestoredEvents() {
+  committed_by_.clear();
+  ended_epochs_.clear();
+  memberships_.clear();
+  cordoned_.clear();
+  holding_.clear();
+  CHECK_OK(store_->Scan(coordinator::Table::kEvents, "", "",
+                        [this](const std::string&, const std::string& value) {
+                          v1::Event event;
+                          CHECK(event.ParseFromString(value));
+                          FoldEvent(event);
+                          return true;
+                        }));
 }
 
 void World::PauseCoordinator(absl::Duration time) {
@@ -292,6 +344,11 @@ void World::SeeEvent(const v1::Event& event) {
     Violate(absl::StrCat(event.job_id(), ": epoch ", event.epoch(), " was allocated twice"));
   }
   if (event.kind() == v1::EVENT_KIND_RANKS_GIVEN_UP) lost_.emplace(event.job_id(), event.epoch());
+  FoldEvent(event);
+  Count(v1::EventKind_Name(event.kind()));
+}
+
+void World::FoldEvent(const v1::Event& event) {
   if (event.kind() == v1::EVENT_KIND_CHECKPOINT_COMMITTED) {
     int64_t& newest = committed_by_[event.job_id()][event.epoch()];
     newest = std::max(newest, event.step());
@@ -300,7 +357,6 @@ void World::SeeEvent(const v1::Event& event) {
   CheckMembership(event);
   CheckCordons(event);
   CheckTenants(event);
-  Count(v1::EventKind_Name(event.kind()));
 }
 
 // Reads the events that became durable in a crash before they were published.

@@ -1,3 +1,9 @@
+#include <cstddef>
+#include <deque>
+#include <utility>
+#include <variant>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "tests/sim/world.h"
@@ -26,6 +32,7 @@ void World::StartDaemon(Machine& machine) {
   config.hello.set_address(absl::StrCat("10.0.0.", machine.name.substr(1)));
   config.hello.set_pid(1);
   (*config.hello.mutable_labels())["rack"] = machine.rack;
+  if (!machine.block.empty()) (*config.hello.mutable_labels())["block"] = machine.block;
   for (int slot = 0; slot < machine.slots; ++slot) {
     v1::Device* device = config.hello.add_devices();
     device->set_name(absl::StrCat("cpu:", slot));
@@ -52,6 +59,9 @@ void World::KillDaemon(Machine& machine) {
   Count("daemon crash");
   machine.daemon.reset();
   ++machine.generation;
+  machine.paused = false;
+  machine.arrived.clear();
+  LoseUnwritten(machine);
   // The ranks' open calls fail, and the ranks retry them.
   for (const auto& [id, call] : machine.calls) {
     queue_.After(absl::Milliseconds(200),
@@ -100,27 +110,174 @@ void World::KillHost(Machine& machine) {
                });
 }
 
+// Of the records that waited for the disk, any prefix may have reached it.
+void World::LoseUnwritten(Machine& machine) {
+  size_t records = 0;
+  for (const DaemonOutput& output : machine.unwritten) records += output.records.size();
+  size_t reached = records == 0 ? 0 : rng_.Below(records + 1);
+  for (DaemonOutput& output : machine.unwritten) {
+    for (worker::DaemonRecord& record : output.records) {
+      if (reached == 0) break;
+      --reached;
+      ToDisk(machine, record);
+    }
+  }
+  machine.unwritten.clear();
+  machine.observed.reset();
+  machine.writing = false;
+  machine.written = 0;
+}
+
+void World::PauseDaemon(Machine& machine, absl::Duration time) {
+  if (machine.daemon == nullptr || machine.paused) return;
+  Trace(absl::StrCat(machine.name, " daemon is stopped for ", absl::FormatDuration(time)));
+  Count("daemon pause");
+  machine.paused = true;
+  // The coordinator's pings are not answered.
+  const absl::Duration found_dead = absl::Seconds(10) * rng_.Uniform();
+  if (machine.connection.has_value() && found_dead < time) {
+    queue_.After(found_dead, [this, id = *machine.connection] { CloseCoordinatorSide(id); });
+  }
+  queue_.After(time, [this, name = machine.name, generation = machine.generation] {
+    Machine& m = machines_[name];
+    if (m.generation == generation) ResumeDaemon(m);
+  });
+}
+
+// Whether the timer or another event runs first is up to the operating system.
+void World::ResumeDaemon(Machine& machine) {
+  if (!machine.paused) return;
+  Trace(absl::StrCat(machine.name, " daemon goes on, ", machine.arrived.size(), " events wait"));
+  machine.paused = false;
+  const uint64_t generation = machine.generation;
+  std::deque<worker::DaemonEvent> events = std::exchange(machine.arrived, {});
+  if (const size_t written = std::exchange(machine.written, 0); written > 0) {
+    DiskDone(machine, written);
+  }
+  if (machine.generation == generation && machine.timer <= queue_.now() + machine.skew) {
+    machine.timer = absl::InfiniteFuture();
+    rng_.Chance(0.5) ? events.push_front(worker::TimerFired{})
+                     : events.push_back(worker::TimerFired{});
+  }
+  for (worker::DaemonEvent& event : events) {
+    if (machine.generation == generation) Feed(machine, std::move(event));
+  }
+}
+
+// It is slow for a while, or it refuses every record.
+void World::StrikeDisk(Machine& machine) {
+  if (rng_.Chance(0.7)) {
+    Trace(absl::StrCat(machine.name, " has a slow disk"));
+    Count("slow disk of a daemon");
+    machine.disk_slow_until = queue_.now() + absl::Milliseconds(rng_.Below(20'000));
+  } else {
+    Trace(absl::StrCat(machine.name, " has a disk that refuses writes"));
+    machine.disk_fails_until = queue_.now() + absl::Milliseconds(rng_.Below(5000));
+  }
+}
+
 void World::Feed(Machine& machine, worker::DaemonEvent event) {
   if (machine.daemon == nullptr) return;
+  if (machine.paused) {
+    machine.arrived.push_back(std::move(event));
+    return;
+  }
   CarryOut(machine, machine.daemon->Handle(event, queue_.now() + machine.skew));
 }
 
+// Like the shell's OutputQueue: while the disk is slow, outputs wait for the records before them.
 void World::CarryOut(Machine& machine, DaemonOutput output) {
-  const uint64_t generation = machine.generation;
-  for (worker::DaemonRecord& record : output.records) {
-    // Each record is written and synced before the next; a crash can come between any two.
+  const bool slow = queue_.now() < machine.disk_slow_until && !output.records.empty();
+  if (slow || !machine.unwritten.empty()) return Await(machine, std::move(output));
+  if (WriteRecords(machine, output.records)) Carry(machine, output.actions);
+}
+
+bool World::WriteRecords(Machine& machine, std::vector<worker::DaemonRecord>& records) {
+  for (worker::DaemonRecord& record : records) {
+    // A crash can come between any two.
     const bool may_die = Disturbed() || (faults_on_ && options_.faults == Faults::kServices);
     if (may_die && rng_.Chance(0.0005)) {
       Count("daemon crash between records");
-      return KillDaemon(machine);
+      KillDaemon(machine);
+      return false;
     }
-    if (record.value.has_value()) {
-      machine.disk[record.name] = *std::move(record.value);
-    } else {
-      machine.disk.erase(record.name);
+    if (queue_.now() < machine.disk_fails_until) {
+      Trace(absl::StrCat(machine.name, " cannot write its state"));
+      Count("daemon's disk refused a write");
+      KillDaemon(machine);
+      return false;
     }
+    ToDisk(machine, record);
   }
-  for (const worker::DaemonAction& action : output.actions) {
+  return true;
+}
+
+void World::ToDisk(Machine& machine, worker::DaemonRecord& record) {
+  if (record.value.has_value()) {
+    machine.disk[record.name] = *std::move(record.value);
+  } else {
+    machine.disk.erase(record.name);
+  }
+}
+
+// A timer is seen by nobody else and does not wait. An Observed that would wait behind records of
+// others is a heartbeat: the newest one of its session that has been sent is sent again.
+void World::Await(Machine& machine, DaemonOutput output) {
+  const bool changed = !output.records.empty();
+  std::vector<worker::DaemonAction> waiting;
+  for (worker::DaemonAction& action : output.actions) {
+    if (const auto* timer = std::get_if<worker::ArmTimer>(&action)) {
+      Do(machine, *timer);
+      continue;
+    }
+    const auto* send = std::get_if<worker::SendToCoordinator>(&action);
+    if (send != nullptr && send->message.has_observed() && !changed &&
+        machine.observed.has_value() && machine.observed->session == send->session) {
+      Do(machine, worker::SendToCoordinator(*machine.observed));
+    }
+    waiting.push_back(std::move(action));
+  }
+  output.actions = std::move(waiting);
+  machine.unwritten.push_back(std::move(output));
+  WriteNext(machine);
+}
+
+// All that waits is written as one group.
+void World::WriteNext(Machine& machine) {
+  if (machine.writing || machine.unwritten.empty()) return;
+  machine.writing = true;
+  const bool slow = queue_.now() < machine.disk_slow_until;
+  queue_.After(absl::Milliseconds(rng_.Below(slow ? 2500 : 5)),
+               [this, name = machine.name, generation = machine.generation,
+                outputs = machine.unwritten.size()] {
+                 Machine& m = machines_[name];
+                 if (m.generation == generation) DiskDone(m, outputs);
+               });
+}
+
+void World::DiskDone(Machine& machine, size_t outputs) {
+  if (machine.paused) {
+    machine.written = outputs;
+    return;
+  }
+  for (size_t i = 0; i < outputs; ++i) {
+    if (!WriteRecords(machine, machine.unwritten[i].records)) return;
+  }
+  std::vector<worker::DaemonAction> actions;
+  for (size_t i = 0; i < outputs; ++i) {
+    for (worker::DaemonAction& action : machine.unwritten.front().actions) {
+      actions.push_back(std::move(action));
+    }
+    machine.unwritten.pop_front();
+  }
+  machine.writing = false;
+  WriteNext(machine);
+  Carry(machine, actions);
+}
+
+void World::Carry(Machine& machine, const std::vector<worker::DaemonAction>& actions) {
+  const uint64_t generation = machine.generation;
+  for (const worker::DaemonAction& action : actions) {
     std::visit([&](const auto& a) { Do(machine, a); }, action);
     if (machine.generation != generation) return;
   }
@@ -257,6 +414,7 @@ void World::Do(Machine& machine, const worker::AttemptForgotten& action) {
 }
 
 void World::Do(Machine& machine, const worker::SendToCoordinator& action) {
+  if (action.message.has_observed()) machine.observed = action;
   auto found = connections_.find(action.session.value());
   if (found == connections_.end()) return;
   ToCoordinator(found->second, action.message);
@@ -284,7 +442,7 @@ void World::Do(Machine& machine, const worker::ArmTimer& action) {
   const uint64_t generation = machine.generation;
   queue_.At(action.at - machine.skew, [this, name = machine.name, generation, at = action.at] {
     Machine& m = machines_[name];
-    if (m.generation != generation || m.timer != at) return;
+    if (m.generation != generation || m.timer != at || m.paused) return;
     m.timer = absl::InfiniteFuture();
     Feed(m, worker::TimerFired{});
   });

@@ -53,7 +53,7 @@ void World::Dial(Machine& machine) {
     Machine& m = machines_[name];
     if (m.generation == generation) Dial(m);
   };
-  if (core_ == nullptr || machine.partitioned) {
+  if (core_ == nullptr || machine.partitioned || machine.paused) {
     queue_.After(absl::Milliseconds(100 + rng_.Below(400)), again);
     return;
   }

@@ -23,12 +23,18 @@ constexpr absl::Duration kFinishWithin = absl::Seconds(240);
 
 World::World(const Options& options) : options_(options), rng_(options.seed) {
   store_ = coordinator::MemoryStore::Make("simulated");
-  const int workers = static_cast<int>(options.large() ? 20 + rng_.Below(31) : 2 + rng_.Below(3));
+  // Racks or blocks of which three or more can fall silent, and be a minority of all.
+  const bool domains = options.faults == Faults::kReachability && rng_.Chance(0.5);
+  const bool blocks = domains && rng_.Chance(0.5);
+  const int workers = static_cast<int>(options.large() ? 20 + rng_.Below(31)
+                                       : domains       ? 6 + rng_.Below(3)
+                                                       : 2 + rng_.Below(3));
   for (int i = 1; i <= workers; ++i) {
     Machine& machine = machines_[absl::StrCat("w", i)];
     machine.name = absl::StrCat("w", i);
     machine.slots = 1 + static_cast<int>(rng_.Below(3));
-    machine.rack = absl::StrCat("r", (i - 1) / (options.large() ? 8 : 2));
+    machine.rack = absl::StrCat("r", (i - 1) / (options.large() ? 8 : domains && !blocks ? 3 : 2));
+    if (blocks) machine.block = absl::StrCat("b", (i - 1) / 4);
   }
 }
 
@@ -185,9 +191,10 @@ void World::SubmitArray(int number, const Submission& like, Rng rng) {
   TrySubmitArray(request_id, tasks);
 }
 
-void World::TrySubmitArray(const std::string& request_id, const std::vector<v1::JobSpec>& tasks) {
+void World::TrySubmitArray(const std::string& request_id, std::vector<v1::JobSpec> tasks) {
   if (array_ids_.contains(request_id)) return;
-  if (core_ != nullptr) {
+  for (v1::JobSpec& task : tasks) DropForgotten(task);
+  if (MaySubmit()) {
     const uint64_t call = next_id_++;
     if (!(Disturbed() && rng_.Chance(0.2))) array_calls_[call] = request_id;
     Feed(coordinator::SubmitArrayEvent{coordinator::CallId(call), tasks, request_id, {}});
@@ -218,8 +225,7 @@ void World::TakeArrayReply(const std::string& request_id, const coordinator::Rep
   }
 }
 
-// Some jobs may run for a while only, and some wait for the end of another one. A restored backup
-// may have forgotten that one.
+// Some jobs may run for a while only, and some wait for the end of another one.
 void World::AddBounds(int number, v1::JobSpec& spec) {
   Rng rng(options_.seed * 1000 + static_cast<uint64_t>(number));
   if (rng.Chance(0.15)) spec.mutable_time_limit()->set_seconds(2 + static_cast<int>(rng.Below(20)));
@@ -228,7 +234,7 @@ void World::AddBounds(int number, v1::JobSpec& spec) {
   if (options_.faults == Faults::kAll && deadlines.Chance(0.1)) {
     spec.set_deadline(absl::StrCat(5 + deadlines.Below(120), "s"));
   }
-  if (options_.faults == Faults::kRestore || !rng.Chance(0.25)) return;
+  if (!rng.Chance(0.25)) return;
   std::vector<std::string> known;
   for (const auto& [request, other] : submissions_) {
     if (!other.id.empty()) known.push_back(other.id);
@@ -239,9 +245,11 @@ void World::AddBounds(int number, v1::JobSpec& spec) {
 }
 
 // Submits again and again with the same request id until a reply arrives; replies can get lost.
-void World::TrySubmit(const std::string& request_id, const v1::JobSpec& spec) {
+void World::TrySubmit(const std::string& request_id, v1::JobSpec spec) {
   if (!submissions_[request_id].id.empty()) return;
-  if (core_ != nullptr) {
+  if (spec.has_array_task()) return;  // its array is submitted again
+  DropForgotten(spec);
+  if (MaySubmit()) {
     const uint64_t call = next_id_++;
     if (!(Disturbed() && rng_.Chance(0.2))) submit_calls_[call] = request_id;
     Feed(coordinator::SubmitEvent{coordinator::CallId(call), spec, request_id});
@@ -250,8 +258,29 @@ void World::TrySubmit(const std::string& request_id, const v1::JobSpec& spec) {
                [this, request_id, spec] { TrySubmit(request_id, spec); });
 }
 
+bool World::Awaited(const std::string& id) const {
+  return final_states_.count(id) == 0 &&
+         std::any_of(submissions_.begin(), submissions_.end(),
+                     [&id](const auto& submission) { return submission.second.id == id; });
+}
+
+bool World::MaySubmit() const {
+  const bool queues = queues_applied_ || policy_.queues().empty();
+  return core_ != nullptr && (queues || !returned_);
+}
+
+void World::DropForgotten(v1::JobSpec& spec) const {
+  if (core_ == nullptr || !returned_) return;
+  auto& after = *spec.mutable_after();
+  after.erase(std::remove_if(after.begin(), after.end(),
+                             [this](const std::string& entry) {
+                               return !core_->GetJob(entry.substr(0, entry.find(':'))).ok();
+                             }),
+              after.end());
+}
+
 void World::TryCancel(const std::string& id) {
-  if (final_states_.count(id) > 0) return;
+  if (!Awaited(id)) return;
   if (core_ != nullptr) Feed(coordinator::CancelEvent{coordinator::CallId(next_id_++), id});
   queue_.After(absl::Seconds(2), [this, id] { TryCancel(id); });
 }
@@ -298,7 +327,7 @@ void World::ChangeSomeJob() {
 }
 
 void World::TryRelease(const std::string& id) {
-  if (final_states_.count(id) > 0) return;
+  if (!Awaited(id)) return;
   if (core_ != nullptr) {
     coordinator::ChangeJobEvent event;
     event.call = coordinator::CallId(next_id_++);
@@ -329,17 +358,27 @@ void World::InjectFault() {
       if (process.alive) alive.push_back(&process);
     }
   }
-  uint64_t kind = rng_.Below(options_.faults == Faults::kAll ? 16 : 13);
-  if (kind >= 13) return DisturbFleet(machine, kind);
+  uint64_t kind = rng_.Below(options_.faults == Faults::kAll ? 20 : 13);
   if (options_.faults == Faults::kServices) kind %= 2;
-  if (options_.faults == Faults::kReachability) kind = 9 + kind % 2;
-  if (options_.faults == Faults::kRestore) {
-    if (kind == 2) return TakeBackup();
-    if (kind == 3) return RestoreBackup();
-    kind %= 2;
-  }
+  if (options_.faults == Faults::kReachability) kind = kind % 3 == 2 ? 19 : 9 + kind % 3;
+  if (options_.faults == Faults::kRestore) kind = kind == 2 || kind == 3 ? 16 : kind % 2;
   if (options_.faults == Faults::kRanks) kind = 2 + kind % 3;
   switch (kind) {
+    case 13:
+    case 14:
+    case 15:
+      return DisturbFleet(machine, kind);
+    case 16:
+      return ReturnToBackup();
+    case 17:
+      return StrikeDisk(machine);
+    case 18: {
+      // In a small cluster all must end within minutes.
+      const uint64_t most_ms = rng_.Chance(0.3) ? (options_.day() ? 300'000 : 45'000) : 10'000;
+      return PauseDaemon(machine, absl::Seconds(1) + absl::Milliseconds(rng_.Below(most_ms)));
+    }
+    case 19:
+      return CutOffDomain(machine);
     case 0:
       // Half of the kills wait for the next write: few moments fall into one by chance.
       if (rng_.Chance(0.5)) return CrashCoordinator("killed");
@@ -410,6 +449,30 @@ void World::InjectFault() {
       return;
     }
   }
+}
+
+// Its switch fails.
+void World::CutOffDomain(const Machine& machine) {
+  std::vector<Machine*> members;
+  for (auto& [name, m] : machines_) {
+    if (machine.block.empty() ? m.rack == machine.rack : m.block == machine.block) {
+      members.push_back(&m);
+    }
+  }
+  const auto cut = [](const Machine* m) { return m->partitioned; };
+  if (options_.faults == Faults::kReachability) {
+    // Of fewer workers each may be given up, and so may those that were silent before the others.
+    if (members.size() < 3) return;
+    for (const auto& [name, m] : machines_) {
+      if (m.partitioned) return;
+    }
+  }
+  members.erase(std::remove_if(members.begin(), members.end(), cut), members.end());
+  if (members.empty()) return;
+  Count("rack cut off");
+  const uint64_t long_ms = options_.day() ? 600'000 : 60'000;
+  const absl::Duration time = absl::Milliseconds(rng_.Below(rng_.Chance(0.5) ? long_ms : 5000));
+  for (Machine* m : members) CutOff(*m, time + absl::Milliseconds(rng_.Below(500)));
 }
 
 void World::DisturbFleet(Machine& machine, uint64_t kind) {
@@ -491,6 +554,10 @@ void World::Heal() {
   store_->FailWrites(false);
   crash_in_write_ = false;
   slow_disk_until_ = absl::InfinitePast();
+  for (auto& [name, machine] : machines_) {
+    machine.disk_slow_until = machine.disk_fails_until = absl::InfinitePast();
+    ResumeDaemon(machine);
+  }
   if (options_.faults == Faults::kAll) OpenFleet();
   if (options_.faults != Faults::kAll) return;
   for (const auto& [request, submission] : submissions_) {
@@ -504,7 +571,9 @@ bool World::Finished() const {
     if (submission.id.empty() || final_states_.count(submission.id) == 0) return false;
   }
   for (const auto& [name, machine] : machines_) {
-    if (machine.daemon == nullptr || machine.partitioned) return false;
+    if (machine.daemon == nullptr || machine.partitioned || !machine.unwritten.empty()) {
+      return false;
+    }
     for (const auto& [key, process] : machine.processes) {
       if (process.alive || process.stray) return false;
     }

@@ -80,8 +80,12 @@ void World::StartAnew(Process& process) {
 
 void World::Launch(Machine& machine, Process& process) {
   const JobEpoch gang = AttemptOf(process.key);
+  // One that a restore has forgotten may still start.
+  const auto leap = leapt_.find(gang.first);
+  const bool forgotten =
+      leap != leapt_.end() && gang.second > leap->second.epoch && gang.second < leap->second.floor;
   uint64_t& newest = epochs_[gang.first];
-  newest = std::max(newest, gang.second);
+  if (!forgotten) newest = std::max(newest, gang.second);
   // The rank restores the first candidate. Every candidate must have been saved completely.
   int64_t step = 0;
   for (const v1::CheckpointRecord& candidate : process.assignment.restore()) {
@@ -91,7 +95,10 @@ void World::Launch(Machine& machine, Process& process) {
     }
   }
   if (process.assignment.restore_size() > 0) step = process.assignment.restore(0).step();
-  if (step < committed_[gang.first]) {
+  // A daemon that was stopped for long may be told so late that the attempt is over by then. What
+  // it would commit is refused.
+  const bool over = gang.second <= ended_epochs_[gang.first];
+  if (step < committed_[gang.first] && !over) {
     Violate(absl::StrCat(ToString(process.key), " restores step ", step, ", but step ",
                          committed_[gang.first], " was committed"));
   }

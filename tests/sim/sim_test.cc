@@ -114,6 +114,11 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
                            "all cut off",
                            "cut in one direction",
                            "slow disk",
+                           "slow disk of a daemon",
+                           "daemon's disk refused a write",
+                           "daemon pause",
+                           "rack cut off",
+                           "backup restored",
                            "disk lost",
                            "older daemon",
                            "device shared",
@@ -230,7 +235,8 @@ TEST(Simulation, CoordinatorStoppedOrCutOff_CostsNoAttemptAndNoStep) {
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
   EXPECT_GT(counts["coordinator pause"], 2 * SeedsOfAKind());
-  EXPECT_GT(counts["all cut off"], 2 * SeedsOfAKind());
+  EXPECT_GT(counts["all cut off"], SeedsOfAKind());
+  EXPECT_GT(counts["rack cut off"], SeedsOfAKind() / 4);
 }
 
 TEST(Simulation, OlderStateRestored_ReusesNoEpochAndEndsEveryJob) {

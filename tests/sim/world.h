@@ -5,11 +5,12 @@
 //
 // The faults are those that the design promises to survive: crashes of any process at any time
 // (also between a write and its sync), hosts that go down, networks that break, delay, repeat and
-// reorder messages, or carry them in one direction alone, operators that cordon, drain and reserve,
-// links between ranks that break during bootstrap or training, disks that refuse writes or are
-// slow, hosts that come back with an empty disk, workers that fail or refuse while they prepare an
-// attempt, daemons of an older version, and clocks that differ and step. A sync that returned is
-// durable.
+// reorder messages, or carry them in one direction alone, racks that are cut off, daemons that are
+// stopped for a while, operators that cordon, drain and reserve, and that restore a backup, links
+// between ranks that break during bootstrap or training, disks of the coordinator and of daemons
+// that refuse writes or are slow, hosts that come back with an empty disk, workers that fail or
+// refuse while they prepare an attempt, daemons of an older version, and clocks that differ and
+// step. A sync that returned is durable.
 #ifndef MUSTER_TESTS_SIM_WORLD_H_
 #define MUSTER_TESTS_SIM_WORLD_H_
 
@@ -42,7 +43,8 @@ enum class Faults {
   kServices,
   // Only ranks and whole gangs are killed.
   kRanks,
-  // Only the coordinator is stopped (SIGSTOP) for a while, or cut off from all workers.
+  // Only the coordinator is stopped (SIGSTOP) for a while, or cut off from all workers or from all
+  // of a rack or block that has three or more. Half of the clusters have such racks or blocks.
   kReachability,
   // kServices, and now and then the coordinator comes back with an older state, from a backup.
   kRestore,
@@ -107,6 +109,7 @@ struct Machine {
   std::string name;
   int slots = 0;
   std::string rack;
+  std::string block;                             // empty: none
   std::map<std::string, std::string> disk;       // the daemon's records
   std::map<worker::RankKey, Process> processes;  // also ended ones: their exit files
   std::unique_ptr<worker::DaemonCore> daemon;    // null: the daemon is dead
@@ -120,6 +123,16 @@ struct Machine {
   uint64_t generation = 0;                       // of the daemon process
   std::optional<uint64_t> connection;
   absl::Time timer = absl::InfiniteFuture();
+  absl::Time disk_slow_until = absl::InfinitePast();
+  absl::Time disk_fails_until = absl::InfinitePast();
+  // Outputs whose actions wait for the disk: for their own records or for those before them.
+  std::deque<worker::DaemonOutput> unwritten;
+  bool writing = false;
+  // The newest that was carried out; it is sent again as a heartbeat while others wait.
+  std::optional<worker::SendToCoordinator> observed;
+  bool paused = false;                      // the daemon does not run: what arrives waits
+  std::deque<worker::DaemonEvent> arrived;  // during the pause
+  size_t written = 0;                       // outputs whose write ended during the pause
   struct Call {
     worker::RankKey key;
     uint64_t generation = 0;  // of the process
@@ -151,9 +164,15 @@ class World {
   void ReadJobsBack(uint64_t generation);
   void ReadEventsBack();
   void SeeEvent(const v1::Event& event);
+  // Checks the event against what the events before it say.
+  void FoldEvent(const v1::Event& event);
   void CrashCoordinator(absl::string_view why);
   void TakeBackup();
   void RestoreBackup();
+  // Restores the backup, or takes a newer one.
+  void ReturnToBackup();
+  // After a restore: what the checks know of the history is that of the restored one.
+  void FoldRestoredEvents();
   // The process does not run for `time`: what arrives waits.
   void PauseCoordinator(absl::Duration time);
   void ResumeCoordinator();
@@ -176,8 +195,20 @@ class World {
   void StartDaemon(Machine& machine);
   void KillDaemon(Machine& machine);
   void KillHost(Machine& machine);
+  // The process does not run for `time`; its ranks do.
+  void PauseDaemon(Machine& machine, absl::Duration time);
+  void ResumeDaemon(Machine& machine);
+  void StrikeDisk(Machine& machine);
   void Feed(Machine& machine, worker::DaemonEvent event);
   void CarryOut(Machine& machine, worker::DaemonOutput output);
+  // False: the daemon died, or its disk refused a record, which ends it.
+  bool WriteRecords(Machine& machine, std::vector<worker::DaemonRecord>& records);
+  static void ToDisk(Machine& machine, worker::DaemonRecord& record);
+  void Await(Machine& machine, worker::DaemonOutput output);
+  void WriteNext(Machine& machine);
+  void DiskDone(Machine& machine, size_t outputs);
+  void LoseUnwritten(Machine& machine);
+  void Carry(Machine& machine, const std::vector<worker::DaemonAction>& actions);
   void Do(Machine& machine, const worker::PrepareAttempt& action);
   void Do(Machine& machine, const worker::StartRank& action);
   void Do(Machine& machine, const worker::AttachRank& action);
@@ -221,11 +252,17 @@ class World {
   void Submit(int number);
   struct Submission;
   void SubmitArray(int number, const Submission& like, Rng rng);
-  void TrySubmitArray(const std::string& request_id, const std::vector<v1::JobSpec>& tasks);
+  void TrySubmitArray(const std::string& request_id, std::vector<v1::JobSpec> tasks);
   void TakeArrayReply(const std::string& request_id, const coordinator::ReplyAction& reply);
   void AddBounds(int number, v1::JobSpec& spec);
-  void TrySubmit(const std::string& request_id, const v1::JobSpec& spec);
+  void TrySubmit(const std::string& request_id, v1::JobSpec spec);
   void TryCancel(const std::string& id);
+  // False: it has ended, or was forgotten in a restore, so that its user wants nothing of it.
+  bool Awaited(const std::string& id) const;
+  // False: no coordinator is there, or one that may not know the queues again.
+  bool MaySubmit() const;
+  // Drops what it waits for and a restore has forgotten.
+  void DropForgotten(v1::JobSpec& spec) const;
   void DefineQueues();
   void TryApplyQueues();
   void ScheduleChange();
@@ -240,6 +277,8 @@ class World {
   void OpenFleet();
   void ScheduleFault();
   void InjectFault();
+  // All workers of the rack or block of this one.
+  void CutOffDomain(const Machine& machine);
   // What the machine sends, what it would receive, or both is lost for `time`.
   enum class Cut { kBoth, kSent, kReceived };
   void CutOff(Machine& machine, absl::Duration time, Cut cut = Cut::kBoth);
@@ -293,6 +332,13 @@ class World {
     bool restored = false;  // before
   };
   std::optional<Backup> backup_;
+  bool returned_ = false;  // a backup was restored in this run
+  // Jobs that were live in a restored backup: their epochs leap.
+  struct Leap {
+    uint64_t epoch = 0;  // in the backup
+    uint64_t floor = 0;  // of those that follow
+  };
+  std::map<std::string, Leap> leapt_;
   // The clock of the coordinator's process. It runs evenly; the wall clock steps between processes.
   absl::Time CoreNow() const { return queue_.now() + core_skew_; }
   absl::Duration core_skew_;
