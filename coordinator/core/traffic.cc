@@ -26,6 +26,7 @@ double BytesAlong(v1::MeshAxis axis, const v1::JobSpec& spec) {
   const double width = half ? 2 : 4;  // bytes of an activation
   const spec::LayerTotals totals = spec::TotalsOf(model);
   const double hidden = model.hidden();
+  const double table = static_cast<double>(model.vocab()) * hidden;  // an embedding, or a head
   const double samples = static_cast<double>(training.global_batch()) / data;
   // A rank's share of a step.
   const double tokens = samples * model.sequence_length() / context;
@@ -41,14 +42,26 @@ double BytesAlong(v1::MeshAxis axis, const v1::JobSpec& spec) {
     }
     case v1::MESH_AXIS_DATA: {
       const double parameters =
-          (static_cast<double>(totals.weights) + double{1} * model.vocab() * hidden) / stages /
-          tensor;
+          (static_cast<double>(totals.weights) + static_cast<double>(totals.tables) * table) /
+          stages / tensor;
       const double gradient = training.gradient_reduction() == v1::GRADIENT_REDUCTION_BF16 ? 2 : 4;
-      const double gathers = parallel.zero() >= 3 ? 1 : 0;  // once more for the forward pass
-      return AllReduce(parameters * gradient, data) + gathers * parameters * width;
+      if (parallel.zero() == 0) return AllReduce(parameters * gradient, data);
+      // Gradients are scattered and parameters gathered; in ZeRO-3 for both passes of a
+      // micro-batch.
+      const double passes = parallel.zero() < 3
+                                ? 1
+                                : 2 * std::max(1.0, samples / static_cast<double>(std::max<int64_t>(
+                                                                  1, training.micro_batch())));
+      return parameters * (gradient + passes * width) * (data - 1) / data;
     }
-    default:
-      return 2 * states * std::max(1, parallel.pipeline_chunks());
+    default: {
+      // Both ways over each boundary between the chunks of layers; the ends have one neighbour.
+      const double chunks = std::max(1, parallel.pipeline_chunks());
+      const double shared = parallel.sequence() ? tensor : 1;
+      // The ends exchange the gradient of a table that both have.
+      const double tied = totals.tables == 1 ? 2 * table * 4 / tensor / stages : 0;
+      return 2 * states / shared * (stages * chunks - 1) / stages + tied;
+    }
   }
 }
 

@@ -68,6 +68,7 @@ parallel::ModelDescription Describe(const v1::ModelSpec& model);
 // What the layers of a model come to, for those that place jobs and do not link the engine: exactly
 // what the engine builds.
 struct LayerTotals {
+  int64_t tables = 0;         // of vocab x hidden: the embedding and the head, or one for both
   int64_t layers = 0;         // branches of the residual stream: mixers and MLPs
   int64_t weights = 0;        // elements of their GEMMs
   int64_t key_columns = 0;    // of the keys and values of a token, of all attention layers

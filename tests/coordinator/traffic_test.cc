@@ -64,7 +64,7 @@ TEST(Traffic, OfAHybrid_IsThatOfItsLayers) {
   const double attention = 2 * (hidden + 512) * hidden, mlp = 2 * 8192 * hidden;
   EXPECT_DOUBLE_EQ(
       Bytes("hybrid-1b", v1::MESH_AXIS_DATA),
-      4 * (count('M') * mamba + count('*') * attention + count('-') * mlp + 50257 * hidden));
+      4 * (count('M') * mamba + count('*') * attention + count('-') * mlp + 2 * 50257 * hidden));
   EXPECT_DOUBLE_EQ(
       Bytes("hybrid-1b", v1::MESH_AXIS_CONTEXT),
       count('*') * 3 * tokens / 2 * 1024 * width + count('M') * 4 * 8 * (inner * 128 + 64) * 4);

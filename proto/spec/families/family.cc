@@ -26,6 +26,7 @@ parallel::ModelDescription Describe(const v1::ModelSpec& model) {
 
 LayerTotals TotalsOf(const v1::ModelSpec& model) {
   LayerTotals totals;
+  totals.tables = model.tied() ? 1 : 2;  // a family without the field says it itself
   const SpecFamily* const family = FindSpecFamily(model.family());
   if (family != nullptr) family->add_layers(model, totals);
   return totals;

@@ -21,6 +21,7 @@ void DescribeModel(const v1::ModelSpec& model, parallel::ModelDescription& descr
 }
 
 void AddLayers(const v1::ModelSpec& model, LayerTotals& totals) {
+  totals.tables = 1;
   const int64_t width = model.heads() > 0 ? model.hidden() / model.heads() : 0;
   AddAttention(model, model.heads(), width, model.layers(), totals);
   AddMlp(model, 4 * int64_t{model.hidden()}, /*matrices=*/2, model.layers(), totals);
