@@ -308,8 +308,8 @@ class Screen {
 };
 volatile sig_atomic_t Screen::caught = 0;
 
-// `first`: workers as they are now, and not as of the last sample, which a coordinator that has just
-// started does not have yet.
+// `first`: workers as they are now, and not as of the last sample, which a coordinator that has
+// just started does not have yet.
 absl::Status Read(CoordinatorClient& client, TopData& data, bool first = false) {
   ASSIGN_OR_RETURN(std::vector<v1::Job> jobs, client.ListLiveJobs(kJobsMax));
   ASSIGN_OR_RETURN(std::vector<v1::Worker> workers,

@@ -275,6 +275,8 @@ void World::Release(const coordinator::CoreAction& action) {
     if (message.has_desired()) CheckDesired(found->second.worker, message.desired());
     ToWorker(found->second, std::move(message));
   } else if (const auto* close = std::get_if<coordinator::CloseAction>(&action)) {
+    Trace(
+        absl::StrCat("session ", close->session.value(), " is closed: ", close->status.message()));
     CloseCoordinatorSide(close->session.value());
   } else if (const auto* timer = std::get_if<coordinator::TimerAction>(&action)) {
     core_timer_ = timer->at;

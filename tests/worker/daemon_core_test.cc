@@ -285,6 +285,34 @@ TEST_F(DaemonCoreTest, History_OtherThanSeen_NeedsAHigherTermAlsoAfterRestart) {
   EXPECT_EQ(SentOf(v1::FromWorker::kHello).hello().leader_term(), 6u);
 }
 
+// The histories of two versions are told apart by the term with which each was said.
+TEST_F(DaemonCoreTest, History_IsForgottenWithAHigherTermThatHasNone) {
+  history_ = "first";
+  Connect();
+  Disconnect();
+  history_ = "";
+  ++term_;
+  Connect();
+  EXPECT_EQ(core_->history_id(), "") << "of an older coordinator";
+  Disconnect();
+  Restart();
+  history_ = "second";
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), IsEmpty());
+  EXPECT_EQ(core_->history_id(), "second");
+  Disconnect();
+  // An older daemon on the same directory changes what it knows, and keeps what it does not.
+  v1::StoredCluster stored;
+  ASSERT_TRUE(stored.ParseFromString(records_.at("cluster")));
+  stored.set_leader_term(++term_);
+  records_["cluster"] = stored.SerializeAsString();
+  Restart();
+  history_ = "third";
+  Connect();
+  EXPECT_THAT(Actions<Reconnect>(), IsEmpty());
+  EXPECT_EQ(core_->history_id(), "third");
+}
+
 TEST_F(DaemonCoreTest, SpecOfTheAttempt_IsKeptWhereADesiredHasNoneUntilARestart) {
   Connect();
   v1::DesiredAttempt wanted = Wanted(kAttempt, v1::DESIRED_PHASE_PREPARED);

@@ -199,6 +199,7 @@ class DaemonTest : public ::testing::Test {
     attempt.set_epoch(1);
     attempt.set_phase(phase);
     attempt.set_stop_grace_ms(10000);
+    attempt.mutable_spec()->set_name("job");
     v1::RankAssignment& rank = *attempt.add_ranks();
     rank.set_device("cpu:0");
     rank.set_world_size(1);

@@ -45,6 +45,7 @@ absl::Status DaemonCore::Load(const std::map<std::string, std::string>& records)
     bool read = false;
     if (name == kClusterRecord) {
       read = cluster_.ParseFromString(value);
+      if (cluster_.history_term() != cluster_.leader_term()) cluster_.clear_history_id();
     } else if (name == kIdentityRecord) {
       read = identity_.ParseFromString(value);
     } else if (absl::StartsWith(name, AttemptTable::kRecordPrefix)) {
@@ -145,9 +146,12 @@ bool DaemonCore::AcceptLeader(const CoordinatorMessage& event) {
   }
   if (message.leader_term() > cluster_.leader_term() || cluster_.cluster_id().empty() ||
       other_history) {
+    // A higher term may be of a version that has no history: what was obeyed before it says nothing
+    // of that term.
     cluster_.set_cluster_id(message.cluster_id());
     cluster_.set_leader_term(message.leader_term());
-    if (other_history) cluster_.set_history_id(history);
+    cluster_.set_history_id(history);
+    cluster_.set_history_term(message.leader_term());
     outbox_.Write(kClusterRecord, cluster_.SerializeAsString());
   }
   return true;
