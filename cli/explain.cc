@@ -82,6 +82,23 @@ std::string AwayText(const v1::StartChange& change) {
   return absl::StrJoin(named, ", ");
 }
 
+// Workers are connected, and could take ranks of the job if their daemons knew shared devices.
+bool NeedsUpgrades(const v1::StartChange& change) {
+  return change.workers_return_size() > 0 &&
+         change.workers_return(0).reason() == v1::AWAY_REASON_UNSPECIFIED;
+}
+// "w1 (2 slots), w2 (1 slot)".
+std::string UpgradesText(const v1::StartChange& change) {
+  std::vector<std::string> named;
+  for (const v1::AwayWorker& worker : change.workers_return()) {
+    named.push_back(absl::StrCat(worker.worker(), " (", Count(worker.slots(), "slot"), ")"));
+  }
+  if (change.workers_return_unnamed() > 0) {
+    named.push_back(absl::StrCat("and ", change.workers_return_unnamed(), " more"));
+  }
+  return absl::StrJoin(named, ", ");
+}
+
 // "2026-11-24 10:05:03, in 12m0s".
 std::string WhenText(const google::protobuf::Timestamp& time, absl::Time now) {
   const absl::Duration in = std::max(absl::ZeroDuration(), FromProto(time) - now);
@@ -240,7 +257,8 @@ std::string WhyText(const v1::WaitReason& reason) {
       return absl::StrCat("needs ", wanted, ", but no worker has joined; start muster-worker");
     case v1::WAIT_CODE_CLUSTER_TOO_SMALL:
       return absl::StrCat("no worker set could ever hold ", wanted, ": the cluster has ",
-                          reason.slots_total());
+                          reason.slots_total(),
+                          NeedsUpgrades(reason.change()) ? " that can be shared" : "");
     case v1::WAIT_CODE_GROUPS_TOO_LARGE:
       return absl::StrCat("no worker set could ever hold ", Groups(reason),
                           ": the cluster can hold ", reason.groups_total());
@@ -340,6 +358,10 @@ std::string WhyText(const v1::WaitReason& reason) {
 
 std::string ChangeText(const v1::WaitReason& reason) {
   const v1::StartChange& change = reason.change();
+  if (NeedsUpgrades(change) && reason.code() != v1::WAIT_CODE_SLOTS_TAKEN) {
+    return absl::StrCat("upgrade the daemons that cannot share devices: ", UpgradesText(change),
+                        "; or remove resources.share");
+  }
   switch (reason.code()) {
     case v1::WAIT_CODE_CLUSTER_TOO_SMALL: {
       std::string text = absl::StrCat("add ", Count(change.slots_added(), "slot"));
@@ -366,7 +388,10 @@ std::string ChangeText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_SLOTS_TAKEN: {
       std::string text;
       if (!change.jobs_end().empty()) text = absl::StrCat("starts when ", JobsEndText(change));
-      if (!change.workers_return().empty()) {
+      if (NeedsUpgrades(change)) {
+        text = "starts when the daemons that cannot share devices are upgraded: " +
+               UpgradesText(change);
+      } else if (!change.workers_return().empty()) {
         absl::StrAppend(&text, text.empty() ? "starts when " : " and when ",
                         "workers that are away return: ", AwayText(change));
       }

@@ -155,17 +155,6 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
                                          ", which cannot run commands; upgrade it")},
          turn);
   }
-  const auto alone = std::find_if(workers.begin(), workers.end(), [this](const std::string& name) {
-    return !workers_.Find(WorkerId(name))->shares_devices;
-  });
-  if (job.up() && spec::ShareOf(job.spec()) < kWholeDevice && alone != workers.end()) {
-    Stop(job,
-         {v1::CAUSE_LAUNCH,
-          absl::StrCat("the daemon of worker ", *alone, " is of version ",
-                       workers_.Find(WorkerId(*alone))->row.version(),
-                       ", which cannot share devices (resources.share); upgrade it")},
-         turn);
-  }
 }
 
 void CoreImpl::SetAddresses(v1::AttemptRow& attempt) const {

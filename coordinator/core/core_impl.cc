@@ -76,11 +76,6 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
   using Jobs = std::map<uint64_t, JobEntry>;
   ASSIGN_OR_RETURN(Jobs jobs, LoadJobs(store, now));
   for (auto& [sequence, loaded] : jobs) {
-    // The clock may have been set back since the back-off was decided.
-    const absl::Time latest = now + FromProto(loaded.spec().restart().backoff().max());
-    if (loaded.state.has_not_before() && FromProto(loaded.state.not_before()) > latest) {
-      *loaded.state.mutable_not_before() = ToProto(latest);
-    }
     JobEntry& job = jobs_.Add(std::move(loaded));
     RecoverKept(job);
     if (!job.has_attempt()) continue;
@@ -155,6 +150,13 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
+    // The clock may have been set back since the back-off was decided. What plans are made from is
+    // stored, so that they can be made again.
+    const absl::Time latest = now + FromProto(job.spec().restart().backoff().max());
+    if (job.state.has_not_before() && FromProto(job.state.not_before()) > latest) {
+      *job.state.mutable_not_before() = ToProto(latest);
+      turn.Persist(id);
+    }
     if (!job.spec().deadline().empty()) {
       deadlines_.Set({DeadlineKey::Kind::kJobDeadline, id.value()}, now);
     }

@@ -72,8 +72,7 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
     excluded.insert(WorkerId(before.worker()));
   }
   for (const auto& [id, entry] : workers_.entries()) {
-    if (!entry.knows_memberships || (job.runs_command() && !entry.runs_commands) ||
-        (spec::ShareOf(job.spec()) < kWholeDevice && !entry.shares_devices)) {
+    if (!entry.knows_memberships || (job.runs_command() && !entry.runs_commands)) {
       excluded.insert(id);
     }
   }

@@ -323,7 +323,12 @@ absl::Status DecisionReplay::Cluster::SetPolicy(const LoggedRows& rows, absl::Ti
 std::vector<Decision> DecisionReplay::Cluster::Plan(const v1::PlanRecord& record,
                                                     const Usage& usage, absl::Time now) {
   const std::set<std::string> away(record.away().begin(), record.away().end());
+  const std::set<std::string> undivided(record.undivided().begin(), record.undivided().end());
   for (auto& [id, worker] : workers_.entries()) {
+    if (worker.shares_devices == undivided.contains(id.value())) {
+      worker.shares_devices = !worker.shares_devices;
+      workers_.Refresh(worker);
+    }
     const bool is_away = away.contains(id.value());
     if (is_away == !worker.session.has_value()) continue;
     is_away ? workers_.CloseSession(worker) : Connect(worker);

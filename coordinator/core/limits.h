@@ -41,7 +41,7 @@ constexpr size_t kDesiredSpecBytesMax = 32 << 20;
 
 // ---- requests of operators; more: INVALID_ARGUMENT
 constexpr size_t kCordonReasonBytesMax = 1024;
-constexpr int kAwayRecordedMax = 256;  // PlanRecord.away; a plan with more cannot be made again
+constexpr int kAwayRecordedMax = 256;  // PlanRecord.away, undivided; more: no plan made again
 constexpr int kReservationsMax = 256;  // of the cluster, by name
 constexpr absl::Duration kDrainTimeoutMax = absl::Hours(30 * 24);
 constexpr absl::Duration kDrainTimeout = absl::Minutes(30);  // without one in the request

@@ -99,6 +99,13 @@ v1::PlanRecord RecordPlan(const std::vector<Decision>& decisions, const JobTable
   } else {
     for (const WorkerId& id : workers.away()) record.add_away(id.value());
   }
+  if (scheduling.MaySplitDevices()) {
+    if (workers.undivided().size() > kAwayRecordedMax) {
+      record.set_incomplete("too many daemons could not share devices to name their workers");
+    } else {
+      for (const WorkerId& id : workers.undivided()) record.add_undivided(id.value());
+    }
+  }
   return record;
 }
 

@@ -184,6 +184,17 @@ std::vector<std::string> Scheduling::CheckQueues() const {
   return broken;
 }
 
+bool Scheduling::MaySplitDevices() const {
+  for (const auto& [queue, shapes] : waiting_.queues()) {
+    for (const auto& [shape, jobs] : shapes) {
+      if (shape.share < kWholeDevice) return true;
+    }
+  }
+  const auto& elastic = running_.elastic();
+  return std::any_of(elastic.begin(), elastic.end(),
+                     [this](const JobId& id) { return running_.Find(id)->share < kWholeDevice; });
+}
+
 bool Scheduling::Remove(const JobId& id) {
   const WaitingJob* job = waiting_.Find(id);
   if (job == nullptr) return false;

@@ -69,6 +69,8 @@ class Scheduling {
   void RestoreHistory(const std::string& queue, const v1::QueueUsage& usage) {
     history_.Restore(queue, usage);
   }
+  // A plan may give somebody a part of a device.
+  bool MaySplitDevices() const;
   // To make a plan of an earlier time again.
   void SetHistory(QueueHistory history) { history_ = std::move(history); }
   // A job started that was the first of its queue.

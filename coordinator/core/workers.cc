@@ -85,6 +85,7 @@ void WorkerTable::Remove(const WorkerId& id, Batch& batch) {
   --by_state_[found->second.row.state()];
   entries_.erase(found);
   away_.erase(id);
+  undivided_.erase(id);
   untallied_.insert(id);
   slots_.Remove(id);
 }
@@ -234,6 +235,7 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
     slot.device = device.name();
     slot.kind = device.kind();
     slot.usable = device.unusable().empty();
+    slot.undivided = !worker.shares_devices;
     if (const auto held = worker.held.find(device.name()); held != worker.held.end()) {
       for (const SlotHolder& holder : held->second) slot.SetShare(holder.job, holder.share);
     }
@@ -302,6 +304,11 @@ void WorkerTable::Refresh(const WorkerEntry& worker) {
     away_.insert(worker.id());
   } else {
     away_.erase(worker.id());
+  }
+  if (!worker.shares_devices && worker.row.state() != v1::WORKER_STATE_LOST) {
+    undivided_.insert(worker.id());
+  } else {
+    undivided_.erase(worker.id());
   }
   if (worker.row.state() == v1::WORKER_STATE_LOST) return slots_.Remove(worker.id());
   WorkerView now = ViewOf(worker);

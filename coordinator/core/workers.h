@@ -43,8 +43,8 @@ struct WorkerEntry {
   bool takes_spec_once = false;    // Hello.protocol_version: DesiredAttempt.spec
   bool runs_commands = false;      // the same: JobSpec.command
   bool knows_memberships = false;  // the same: DesiredAttempt.membership
-  bool shares_devices = false;     // the same: ResourceSpec.share
-  bool keeps_specs = false;        // the same: ObservedAttempt.has_spec
+  bool shares_devices = true;  // the same: ResourceSpec.share; as in its last one until the next
+  bool keeps_specs = false;    // the same: ObservedAttempt.has_spec
   // The attempts that it held when it last told, and whether it had their specs.
   std::map<std::pair<JobId, Epoch>, bool> observed;
   // The newest Desired left specs out that the daemon needs.
@@ -144,6 +144,8 @@ class WorkerTable {
   // Workers that would be Ready() by their rows, and are not: they are not connected, or have
   // processes of ended attempts.
   const std::set<WorkerId>& away() const { return away_; }
+  // Those that are not lost and whose daemons cannot share devices.
+  const std::set<WorkerId>& undivided() const { return undivided_; }
   // The slots of all workers that are not lost.
   SlotIndex& slots() { return slots_; }
   // False: the index of slots differs from what the entries say.
@@ -160,6 +162,7 @@ class WorkerTable {
   SlotIndex slots_;
   std::map<SessionId, WorkerId> sessions_;
   std::set<WorkerId> away_;
+  std::set<WorkerId> undivided_;
   std::map<JobId, int64_t> held_by_;  // none of the numbers is 0
   FleetTally tally_;
   std::map<WorkerId, FleetTally> tallies_;  // what each worker has added to tally_

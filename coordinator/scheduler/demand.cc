@@ -14,11 +14,8 @@ Demand DemandOf(const WaitingJob& job, const SlotIndex& index, bool strict) {
     for (const auto& [path, number] : index.domains_of(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN)) {
       const auto here = index.domain(number).slots.find(job.device);
       if (here == index.domain(number).slots.end()) continue;
-      int64_t total = 0;
-      for (const auto& [size, workers] : here->second.workers_by_total) {
-        total += int64_t{size} * workers;
-      }
-      if (total >= job.group) unit = {Depth(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN), job.group};
+      if (here->second.Sum(job.share) >= job.group)
+        unit = {Depth(v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN), job.group};
     }
   }
   demand.granules.push_back(unit);

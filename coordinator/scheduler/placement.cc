@@ -23,13 +23,18 @@ int64_t WholeGranules(const Demand& demand, int64_t slots, int depth, int parent
   return slots;
 }
 
-const std::map<int, int>& Workers(const SlotIndex& index, int number, const SlotsFor& slots,
-                                  bool ever) {
-  static const auto* const none = new std::map<int, int>();
-  if (!ever) return index.RoomIn(number, slots).workers_by_free;
+// Calls visit(slots, workers) with the workers of a domain by their free slots, or by all of them.
+template <typename Visit>
+void EachSize(const SlotIndex& index, int number, const SlotsFor& slots, bool ever, Visit visit) {
+  if (!ever) {
+    for (const auto& [free, workers] : index.RoomIn(number, slots).workers_by_free) {
+      visit(free, workers);
+    }
+    return;
+  }
   const SlotIndex::Domain& domain = index.domain(number);
   const auto of = domain.slots.find(slots.kind);
-  return of == domain.slots.end() ? *none : of->second.workers_by_total;
+  if (of != domain.slots.end()) of->second.Each(slots.share, visit);
 }
 
 // How many ranks a domain holds with its free slots, or with all of them.
@@ -42,18 +47,20 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
       });
   int64_t sum = 0;
   if (!cut_inside) {
-    for (const auto& [slots, workers] : Workers(index, number, demand.slots, ever)) {
+    EachSize(index, number, demand.slots, ever, [&](int slots, int workers) {
       sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
-    }
+    });
     return sum;
   }
-  std::map<int, int> direct = Workers(index, number, demand.slots, ever);
+  std::map<int, int> direct;
+  EachSize(index, number, demand.slots, ever, [&direct](int slots, int workers) {
+    direct.emplace_hint(direct.end(), slots, workers);
+  });
   for (const int child : domain.children) {
     sum += WholeGranules(demand, HoldIn(index, child, demand, ever),
                          Depth(index.domain(child).level), depth);
-    for (const auto& [slots, workers] : Workers(index, child, demand.slots, ever)) {
-      direct[slots] -= workers;
-    }
+    EachSize(index, child, demand.slots, ever,
+             [&direct](int slots, int workers) { direct[slots] -= workers; });
   }
   for (const auto& [slots, workers] : direct) {
     sum += WholeGranules(demand, slots, kHostDepth, depth) * workers;
@@ -169,7 +176,7 @@ class Tree {
               [](const auto& a, const auto& b) { return *a.first < *b.first; });
     int64_t sum = 0;
     for (const auto& [path, child] : children) {
-      if (Workers(index_, child, demand_.slots, /*ever=*/false).empty()) continue;
+      if (index_.RoomIn(child, demand_.slots).workers_by_free.empty()) continue;
       const int added = Add(child, node);
       sum += (*this)[added].hold;
       (*this)[node].children.push_back(added);
@@ -668,6 +675,7 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
     if (domain < 0 || !worker.ready) continue;
     for (const SlotView& slot : worker.slots) {
       if (slot.kind != job.device) continue;
+      if (job.share < kWholeDevice && slot.undivided) continue;
       int32_t left = kWholeDevice;  // by those that take parts
       for (const DevicePart& part : slot.parts) left -= part.share;
       if (slot.holder != nullptr) {
@@ -704,7 +712,7 @@ bool Holds(const SlotIndex& index, const Demand& demand, bool ever) {
       const auto last = [](const auto& by_slots) {
         return by_slots.empty() ? 0 : by_slots.rbegin()->first;
       };
-      const int most = ever ? last(index.Of(demand.slots.kind).workers_by_total)
+      const int most = ever ? index.Of(demand.slots.kind).Largest(demand.slots.share)
                             : last(index.RoomOf(demand.slots).workers_by_free);
       if (demand.granules.front().depth == kHostDepth && most >= demand.ranks) return true;
       continue;
@@ -793,25 +801,29 @@ Choice ChooseByStanding(SlotIndex::Trial& trial, const WaitingJob& job, const De
 
 }  // namespace
 
-int64_t GroupsIn(const SlotIndex::Kind& slots, int group) {
+int64_t GroupsIn(const SlotIndex::Kind& slots, int group, int32_t share) {
   int64_t groups = 0;
-  for (const auto& [size, workers] : slots.workers_by_total) {
+  slots.Each(share, [&groups, group](int size, int workers) {
     groups += static_cast<int64_t>(size / group) * workers;
-  }
+  });
   return groups;
 }
 
 int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots) {
-  const int largest = slots.workers_by_total.empty() ? 0 : slots.workers_by_total.rbegin()->first;
-  return job.group <= largest && job.ranks % job.group == 0 ? job.group : 1;
+  if (job.group == 1) return 1;
+  return job.group <= slots.Largest(job.share) && job.ranks % job.group == 0 ? job.group : 1;
+}
+
+int64_t TotalFor(const WaitingJob& job, const SlotIndex::Kind& slots) {
+  return job.share == kWholeDevice ? slots.total : slots.Sum(job.share);
 }
 
 bool CouldFit(const WaitingJob& job, const SlotIndex& index) {
   const SlotIndex::Kind& slots = index.Of(job.device);
-  if (slots.total < job.ranks) return false;
+  if (TotalFor(job, slots) < job.ranks) return false;
   const int unit = UnitOf(job, slots);
   if (job.placement == PlacementRule() && (unit > 1 || job.group == 1)) {
-    return unit * GroupsIn(slots, unit) >= job.ranks;
+    return unit * GroupsIn(slots, unit, job.share) >= job.ranks;
   }
   return Holds(index, DemandOf(job, index, /*strict=*/false), /*ever=*/true);
 }
@@ -955,11 +967,10 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
   Demand inside = demand;
   inside.granules.resize(1);
   if (depth == kHostDepth) {
-    const SlotIndex::Kind& slots = index.Of(job.device);
     const auto& by_free = index.RoomOf(demand.slots).workers_by_free;
-    if (ever && !slots.workers_by_total.empty()) {
-      shortage.slots = slots.workers_by_total.rbegin()->first;
-    } else if (!ever && !by_free.empty()) {
+    if (ever) {
+      shortage.slots = index.Of(job.device).Largest(job.share);
+    } else if (!by_free.empty()) {
       shortage.slots = by_free.rbegin()->first;
       shortage.domain = (*by_free.rbegin()->second.begin())->id.value();
     }

@@ -14,8 +14,11 @@
 
 namespace muster::coordinator {
 
-// The number of whole groups of `group` slots that all workers together have.
-int64_t GroupsIn(const SlotIndex::Kind& slots, int group);
+// The number of whole groups of `group` slots that ranks of this share could get if all were free.
+int64_t GroupsIn(const SlotIndex::Kind& slots, int group, int32_t share);
+
+// The slots that ranks of the job could get if all were free.
+int64_t TotalFor(const WaitingJob& job, const SlotIndex::Kind& slots);
 
 // How many slots of one worker a job takes at a time: a tensor group, unless no worker is as large.
 int UnitOf(const WaitingJob& job, const SlotIndex::Kind& slots);

@@ -440,7 +440,7 @@ class Search {
   }
   // A slot that is free, or would be if the jobs on it were stopped, is one that the job may take.
   bool MayTake(const SlotView& slot) const {
-    return slot.kind == job_.device && slot.usable &&
+    return slot.kind == job_.device && slot.MayHold(job_.share) &&
            (slot.reserved.empty() ||
             std::count(job_.reservations.begin(), job_.reservations.end(), slot.reserved) > 0);
   }
@@ -726,7 +726,7 @@ bool StillKept(const EvictionSearch& search, const JobId& job, const Kept& kept)
     if (worker == nullptr) return false;
     const auto view = std::find_if(worker->slots.begin(), worker->slots.end(),
                                    [&](const SlotView& s) { return s.device == slot.device; });
-    if (view == worker->slots.end() || !view->usable) return false;
+    if (view == worker->slots.end() || !view->MayHold(kept.share)) return false;
     if (!view->held() || view->held_by == job) continue;
     int32_t left = kWholeDevice;
     for (const DevicePart& part : view->Holders()) {

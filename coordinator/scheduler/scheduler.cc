@@ -445,9 +445,7 @@ class Planner {
       const SlotIndex::Domain& domain = index_.domain(number);
       const auto here = domain.slots.find(job.device);
       if (here == domain.slots.end()) continue;
-      for (const auto& [size, workers] : here->second.workers_by_total) {
-        slots += int64_t{size} * workers;
-      }
+      slots += here->second.Sum(job.share);
       if (slots >= job.ranks) return true;
     }
     return false;
@@ -1000,7 +998,7 @@ class Planner {
   v1::WaitReason WithSlots(const WaitingJob& job, v1::WaitCode code, const SlotIndex::Kind& slots,
                            int group) const {
     v1::WaitReason reason = ReasonOf(job, code);
-    reason.set_slots_total(slots.total);
+    reason.set_slots_total(TotalFor(job, slots));
     reason.set_slots_free(FreeFor(job));
     if (slots.shared > 0) {
       SlotsFor with_room = SlotsWantedBy(job);
@@ -1009,7 +1007,7 @@ class Planner {
       reason.set_slots_shared(slots.shared - fitting);
     }
     reason.set_group(group);
-    reason.set_groups_total(GroupsIn(slots, group));
+    reason.set_groups_total(GroupsIn(slots, group, job.share));
     reason.set_slots_reserved(slots.reserved);
     reason.set_slots_spare(SparesHeld(job.device));
     return reason;
@@ -1041,20 +1039,30 @@ class Planner {
 
   v1::WaitReason NeverFits(const WaitingJob& job, const SlotIndex::Kind& slots, int group) const {
     if (index_.empty()) return WithSlots(job, v1::WAIT_CODE_NO_WORKERS, slots, group);
-    if (slots.total < job.ranks) {
+    WaitingJob whole = job;
+    whole.share = kWholeDevice;
+    const bool upgrades_help =
+        job.share < kWholeDevice && !slots.undivided.empty() && CouldFit(whole, index_);
+    const auto name_older = [&](v1::WaitReason& reason) {
+      if (upgrades_help) AddUndivided(job, *reason.mutable_change());
+    };
+    if (const int64_t total = TotalFor(job, slots); total < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_CLUSTER_TOO_SMALL, slots, group);
-      reason.mutable_change()->set_slots_added(job.ranks - slots.total);
-      if (slots.total > 0) {
-        reason.mutable_change()->set_ranks_at_most(static_cast<int32_t>(slots.total));
-      }
+      reason.mutable_change()->set_slots_added(job.ranks - total);
+      if (total > 0) reason.mutable_change()->set_ranks_at_most(static_cast<int32_t>(total));
+      name_older(reason);
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/true)) {
-      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_TOO_SMALL, slots, group, *shortage);
+      v1::WaitReason reason =
+          OutsideDomains(job, v1::WAIT_CODE_DOMAINS_TOO_SMALL, slots, group, *shortage);
+      name_older(reason);
+      return reason;
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_GROUPS_TOO_LARGE, slots, group);
     reason.mutable_change()->set_worker_with_slots(group);
     reason.mutable_change()->set_tensor_lowered(true);
+    name_older(reason);
     return reason;
   }
 
@@ -1079,6 +1087,17 @@ class Planner {
 
   // What ends so that slots enough for the job are free. Requires: they are not.
   v1::StartChange CheapestEnd(const WaitingJob& job, const SlotIndex::Kind& slots) {
+    if (job.share < kWholeDevice && !slots.undivided.empty()) {
+      int64_t missing = job.ranks - FreeFor(job);
+      for (const WorkerView* worker : slots.undivided) {
+        missing -= FreeSlots(*worker, SlotsFor{job.device});
+      }
+      if (missing <= 0) {
+        v1::StartChange change;
+        AddUndivided(job, change);
+        return change;
+      }
+    }
     return slots.shared > 0 ? CheapestChangeOfShares(job)
                             : CheapestChange(job.ranks - FreeFor(job), job.device);
   }
@@ -1233,6 +1252,19 @@ class Planner {
       named.set_ends_attempt(worker.ends_attempt);
     }
     change.set_workers_return_unnamed(static_cast<int64_t>(away.size()) -
+                                      change.workers_return_size());
+  }
+
+  // Ready workers whose devices the job would take parts of if their daemons could share them.
+  void AddUndivided(const WaitingJob& job, v1::StartChange& change) const {
+    const WorkerSet& undivided = index_.Of(job.device).undivided;
+    for (auto at = undivided.begin();
+         at != undivided.end() && change.workers_return_size() < kWorkersNamedMax; ++at) {
+      v1::AwayWorker& named = *change.add_workers_return();
+      named.set_worker((*at)->id.value());
+      named.set_slots(TotalSlots(**at, job.device));
+    }
+    change.set_workers_return_unnamed(static_cast<int64_t>(undivided.size()) -
                                       change.workers_return_size());
   }
 

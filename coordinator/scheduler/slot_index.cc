@@ -191,8 +191,21 @@ void SlotIndex::Leave(int domain) {
   }
 }
 
+namespace {
+
+void CountSize(WorkerSizes& sizes, int total, bool undivided, int sign) {
+  const auto add = [total, sign](std::map<int, int>& counts) {
+    const auto found = counts.try_emplace(total, 0).first;
+    if ((found->second += sign) == 0) counts.erase(found);
+  };
+  add(sizes.workers_by_total);
+  if (undivided) add(sizes.undivided_by_total);
+}
+
+}  // namespace
+
 void SlotIndex::CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free,
-                               int sign) {
+                               bool undivided, int sign) {
   for (int at = worker.home; at >= 0; at = domains_[static_cast<size_t>(at)].parent) {
     std::map<v1::DeviceKind, Domain::Slots>& kinds = domains_[static_cast<size_t>(at)].slots;
     const auto here = kinds.try_emplace(kind).first;
@@ -201,7 +214,7 @@ void SlotIndex::CountInDomains(const WorkerView& worker, v1::DeviceKind kind, in
       const auto found = counts.try_emplace(key, 0).first;
       if ((found->second += sign) == 0) counts.erase(found);
     };
-    add(slots.workers_by_total, total);
+    CountSize(slots, total, undivided, sign);
     if (free > 0) {
       add(slots.workers_by_free, free);
       if (at == worker.home) {
@@ -242,6 +255,7 @@ void CountSlot(WorkerView& worker, const SlotView& slot, int sign) {
 void SlotIndex::Count(WorkerView& worker, int sign) {
   struct Sums {
     int total = 0, free = 0, reserved = 0;
+    bool undivided = false;
   };
   std::map<v1::DeviceKind, Sums> kinds;
   std::map<JobId, Holding*> holders;
@@ -254,6 +268,7 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
   for (SlotView& slot : worker.slots) {
     Sums& sums = kinds[slot.kind];
     ++sums.total;
+    sums.undivided |= slot.undivided;
     if (worker.ready && slot.free()) ++sums.free;
     if (!slot.reserved.empty()) {
       reservations.insert(slot.reserved);
@@ -286,7 +301,10 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
   for (const auto& [of, sums] : kinds) {
     Kind& kind = kinds_[of];
     kind.total += sign * sums.total;
-    if ((kind.workers_by_total[sums.total] += sign) == 0) kind.workers_by_total.erase(sums.total);
+    CountSize(kind, sums.total, sums.undivided, sign);
+    if (worker.ready && sums.undivided) {
+      sign > 0 ? void(kind.undivided.insert(&worker)) : void(kind.undivided.erase(&worker));
+    }
     kind.reserved += sign * sums.reserved;
     if (!worker.ready) {
       kind.away_slots += sign * sums.total;
@@ -297,7 +315,7 @@ void SlotIndex::Count(WorkerView& worker, int sign) {
       sign > 0 ? void(workers.insert(&worker)) : void(workers.erase(&worker));
       if (workers.empty()) kind.workers_by_free.erase(sums.free);
     }
-    CountInDomains(worker, of, sums.total, sums.free, sign);
+    CountInDomains(worker, of, sums.total, sums.free, sums.undivided, sign);
   }
   CountShared(worker, sign);
   CountInSums(worker, sign);
@@ -313,7 +331,8 @@ void SlotIndex::CountShared(const WorkerView& worker, int sign) {
     if (slot.parts.empty()) continue;
     Kind& kind = kinds_.find(slot.kind)->second;
     kind.shared += sign;
-    const int32_t left = slot.usable && slot.reserved.empty() ? slot.room() : 0;
+    const bool open = slot.usable && slot.reserved.empty() && !slot.undivided;
+    const int32_t left = open ? slot.room() : 0;
     if (left == 0) continue;
     // Of several devices with as much room, the first adds the worker and the first takes it away.
     if (sign > 0) {

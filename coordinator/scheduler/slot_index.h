@@ -45,6 +45,7 @@ struct SlotView {
   int link_group = 0;
   std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
   bool suspect = false;       // DeviceFaults.suspect: others of its worker are taken first
+  bool undivided = false;     // the daemon of its worker cannot share devices: no job gets a part
   // What other jobs take of it, in order of ids. A part that is kept for a job which waits counts
   // from the start, so that it may be more than there is room for yet.
   std::vector<DevicePart> parts = {};
@@ -57,8 +58,10 @@ struct SlotView {
   int32_t room() const;
   // A rank that takes so much can get it.
   bool HasRoom(int32_t share) const {
-    return share == kWholeDevice ? free() : usable && reserved.empty() && room() >= share;
+    return share == kWholeDevice ? free() : MayHold(share) && reserved.empty() && room() >= share;
   }
+  // A rank that takes so much could get it if nobody else had any of it.
+  bool MayHold(int32_t share) const { return usable && (share == kWholeDevice || !undivided); }
   // What the job takes of it; 0: nothing.
   int32_t ShareOf(const JobId& job) const;
   void SetShare(const JobId& job, int32_t share);
@@ -78,7 +81,7 @@ struct SlotView {
   friend bool operator==(const SlotView& a, const SlotView& b) {
     return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
            a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
-           a.suspect == b.suspect && a.parts == b.parts;
+           a.suspect == b.suspect && a.undivided == b.undivided && a.parts == b.parts;
   }
 };
 struct WorkerView {
@@ -150,6 +153,36 @@ struct SlotsFor {
   }
 };
 
+// Workers by how many slots of one kind they have.
+struct WorkerSizes {
+  std::map<int, int> workers_by_total;
+  std::map<int, int> undivided_by_total;  // those of them whose slots are SlotView::undivided
+
+  // Calls visit(slots, workers) with those that ranks of this share could get if all were free, the
+  // smallest workers first.
+  template <typename Visit>
+  void Each(int32_t share, Visit visit) const {
+    for (const auto& [size, workers] : workers_by_total) {
+      const auto without =
+          share == kWholeDevice ? undivided_by_total.end() : undivided_by_total.find(size);
+      const int left = workers - (without == undivided_by_total.end() ? 0 : without->second);
+      if (left > 0) visit(size, left);
+    }
+  }
+  // All slots of these workers.
+  int64_t Sum(int32_t share) const {
+    int64_t sum = 0;
+    Each(share, [&sum](int size, int workers) { sum += int64_t{size} * workers; });
+    return sum;
+  }
+  int Largest(int32_t share) const {
+    int largest = 0;
+    Each(share, [&largest](int size, int) { largest = size; });
+    return largest;
+  }
+  friend bool operator==(const WorkerSizes&, const WorkerSizes&) = default;
+};
+
 // Value type. Thread: one at a time. A change of a worker costs O(its slots + log workers). Workers
 // and holders keep their addresses until they are removed or replaced, so that neither is found by
 // its name again and again.
@@ -171,16 +204,15 @@ class SlotIndex {
   };
 
   // All slots of one kind; what is free of them is free as a whole.
-  struct Kind : Room {
+  struct Kind : Room, WorkerSizes {
     int64_t total = 0;
-    // Workers by how many slots of this kind they have.
-    std::map<int, int> workers_by_total;
     // Devices on ready workers of which jobs take parts, by the room that is left: workers that
     // have such a one.
     std::map<int32_t, WorkerSet> workers_by_room;
     int64_t shared = 0;  // so many devices
     WorkerSet away;      // workers that are not ready
     int64_t away_slots = 0;
+    WorkerSet undivided;   // ready workers whose slots are SlotView::undivided
     int64_t reserved = 0;  // on ready workers: would be free if they were not reserved
 
     friend bool operator==(const Kind&, const Kind&) = default;
@@ -202,9 +234,7 @@ class SlotIndex {
       friend bool operator==(const Room&, const Room&) = default;
     };
     // Slots of one kind.
-    struct Slots : Room {
-      std::map<int, int> workers_by_total;  // as of Kind
-
+    struct Slots : Room, WorkerSizes {
       friend bool operator==(const Slots&, const Slots&) = default;
     };
     std::map<v1::DeviceKind, Slots> slots;  // those that a worker has
@@ -341,7 +371,8 @@ class SlotIndex {
   void ForgetEmptied();
   // Adds what a worker contributes to the sums, or takes it away.
   void Count(WorkerView& worker, int sign);
-  void CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free, int sign);
+  void CountInDomains(const WorkerView& worker, v1::DeviceKind kind, int total, int free,
+                      bool undivided, int sign);
   // Of a worker that may change in any way.
   template <typename Change>
   void Update(const WorkerId& id, Change change);

@@ -58,6 +58,24 @@ TEST(WaitText, SlotsTaken_NamesTheJobsAndWorkersToWaitFor) {
   EXPECT_EQ(ChangeText(reason), "starts after job bert, which goes first and needs 8 cpu slots");
 }
 
+TEST(WaitText, JobWithAShare_NamesTheDaemonsToUpgrade) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_TAKEN);
+  reason.set_ranks(1);
+  reason.set_share(0.5);
+  v1::AwayWorker& older = *reason.mutable_change()->add_workers_return();
+  older.set_worker("w1");
+  older.set_slots(2);
+  EXPECT_EQ(ChangeText(reason),
+            "starts when the daemons that cannot share devices are upgraded: w1 (2 slots)");
+  reason.set_code(v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  reason.set_slots_total(0);
+  reason.mutable_change()->set_workers_return_unnamed(3);
+  EXPECT_EQ(WaitText(reason),
+            "no worker set could ever hold 0.5 of a cpu slot: the cluster has 0 that can be "
+            "shared; upgrade the daemons that cannot share devices: w1 (2 slots), and 3 more; or "
+            "remove resources.share");
+}
+
 TEST(Explain, JobThatCannotStartAsThingsAre_HasNoEstimateThatMayCome) {
   const auto estimate = [](v1::WaitCode code) {
     v1::ExplainResponse outlook;

@@ -115,14 +115,67 @@ TEST_F(SharesTest, JobWithALargerPriority_GetsTheWholeDeviceOnceBothHaveReleased
   EXPECT_EQ(core_->ListWorkers()[0].slots_used(), 1.0);
 }
 
-TEST_F(SharesTest, DaemonThatIsTooOld_IsNamed) {
+TEST_F(SharesTest, DaemonThatIsTooOld_GetsNoJobWithAShareAndIsNamed) {
   HelloOfOneSlot({}, 3);
-  SubmitShare("a", 0.5);
-  Observe(Ranks(Find("a"), v1::RANK_STATE_RELEASED));
-  ASSERT_EQ(Find("a").causes_size(), 1);
-  EXPECT_EQ(Find("a").causes(0).cause(), v1::CAUSE_LAUNCH);
-  EXPECT_THAT(Find("a").causes(0).message(), HasSubstr("cannot share devices (resources.share)"));
-  EXPECT_FALSE(Find("a").causes(0).counted());
+  SubmitShare("half", 0.5);
+  EXPECT_EQ(Find("half").state(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(WaitOf("half").code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+  EXPECT_EQ(WaitOf("half").slots_total(), 0);
+  ASSERT_EQ(WaitOf("half").change().workers_return_size(), 1);
+  EXPECT_EQ(WaitOf("half").change().workers_return(0).worker(), "w");
+  SubmitShare("whole", 1);
+  ASSERT_EQ(Find("whole").state(), v1::JOB_STATE_PLACING)
+      << "one that cannot start holds back none";
+  Observe(Ranks(Find("whole"), v1::RANK_STATE_PREPARED));
+  Observe(Ranks(Find("whole"), v1::RANK_STATE_TRAINING));
+  Handle(SessionClosed{session_});
+  EXPECT_EQ(WaitOf("half").slots_total(), 0) << "while it is away";
+  HelloOfOneSlot(Ranks(Find("whole"), v1::RANK_STATE_TRAINING), 4);
+  EXPECT_EQ(WaitOf("half").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(WaitOf("half").slots_total(), 1);
+  Observe(Ranks(Find("whole"), v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_COMPLETED}}));
+  EXPECT_EQ(Find("half").state(), v1::JOB_STATE_PLACING);
+}
+
+TEST_F(SharesTest, RestartOfTheCoordinator_TakesDaemonsForNewUntilTheySayHello) {
+  HelloOfOneSlot({}, 3);
+  SubmitShare("half", 0.5);
+  Restart();
+  EXPECT_EQ(WaitOf("half").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  HelloOfOneSlot({}, 3);
+  EXPECT_EQ(WaitOf("half").code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+}
+
+TEST_F(SharesTest, PlanBesideADaemonThatIsTooOld_CanBeMadeAgain) {
+  SessionOpened older = HelloOf("a", 1);
+  older.hello.set_protocol_version(3);
+  Handle(older);
+  HelloOfOneSlot();
+  SubmitShare("half", 0.5);
+  ASSERT_EQ(Find("half").ranks(0).worker(), "w");
+  DecisionReplay decisions;
+  ASSERT_OK(Replay(*store_, nullptr, 0, &decisions).status());
+  EXPECT_EQ(decisions.report().plans, 1);
+  EXPECT_THAT(decisions.report().differences, IsEmpty());
+  // It would have taken the rank.
+  Batch rows;
+  ASSERT_OK(
+      store_->Scan(Table::kLog, "", "", [&](const std::string& key, const std::string& value) {
+        v1::LogEntry entry;
+        EXPECT_TRUE(entry.ParseFromString(value));
+        for (v1::PlanRecord& plan : *entry.mutable_plans()) {
+          EXPECT_THAT(plan.undivided(), ElementsAre("a"));
+          plan.clear_undivided();
+        }
+        rows.Put(Table::kLog, key, entry.SerializeAsString());
+        return true;
+      }));
+  const std::unique_ptr<MemoryStore> changed = store_->Copy();
+  ASSERT_OK(changed->Write({rows}));
+  DecisionReplay without;
+  ASSERT_OK(Replay(*changed, nullptr, 0, &without).status());
+  ASSERT_EQ(without.report().differences.size(), 1u);
+  EXPECT_THAT(without.report().differences[0].now, HasSubstr("starts on a/"));
 }
 
 TEST_F(SharesTest, DrainedWorker_IsDrainedWhenBothHaveLeft) {

@@ -171,6 +171,40 @@ TEST_F(DecisionReplayTest, TurnThatGoesOnBehindAPlan_IsNotComparable) {
   EXPECT_THAT(report.not_comparable, ElementsAre(Pair(HasSubstr("went on"), 1)));
 }
 
+// Job "job" waits for three slots and holds back the others of its queue, when the clock is set
+// back to a time before the end of its back-off and the coordinator starts again.
+TEST_F(DecisionReplayTest, BackOffCutShortAfterTheClockWasSetBack_IsKnownToThePlanMadeAgain) {
+  SessionOpened hello = HelloOf("w", 3);
+  session_ = hello.session;
+  Handle(hello);
+  revision_ = LastDesired()->revision();
+  Submit("r", 3);
+  Observe(Ranks(Job(), v1::RANK_STATE_RELEASED, {{0, v1::CAUSE_CRASH}}));
+  ASSERT_EQ(Job().state(), v1::JOB_STATE_RECOVERING);
+  SubmitNamed("long", 1, 90);
+  ASSERT_EQ(core_->GetJob("long")->state(), v1::JOB_STATE_PLACING);
+  Wait(absl::Seconds(2));
+  ASSERT_EQ(WaitOf("job").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  now_ -= absl::Hours(1);
+  Restart();
+  hello.session = session_ = SessionId(++last_session_);
+  *hello.hello.mutable_observed() = Ranks(core_->GetJob("long").value(), v1::RANK_STATE_PREPARED);
+  Handle(hello);
+  ASSERT_EQ(WaitOf("job").code(), v1::WAIT_CODE_BACK_OFF);
+  for (int i = 0; i < 13; ++i) {
+    now_ += absl::Seconds(5);
+    Observe(Ranks(core_->GetJob("long").value(), v1::RANK_STATE_TRAINING));
+  }
+  ASSERT_EQ(WaitOf("job").code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  SubmitNamed("small", 1, 40);
+  SubmitNamed("urgent", 1, 95);
+  ASSERT_EQ(core_->GetJob("urgent")->state(), v1::JOB_STATE_PLACING);
+  ASSERT_EQ(WaitOf("small").code(), v1::WAIT_CODE_BEHIND);
+  const DecisionReport report = ReportOf(*store_);
+  EXPECT_EQ(report.plans, 3);  // the starts of "job", "long" and "urgent"
+  EXPECT_EQ(report.different, 0);
+}
+
 TEST_F(DecisionReplayTest, RowsThatContradictEachOther_AreNotComparableAndDoNotEndTheReplay) {
   Preempt();
   const auto changed = Tamper([](v1::LogEntry& entry) {

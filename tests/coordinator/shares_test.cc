@@ -36,6 +36,13 @@ WorkerView MakeWorker(const std::string& name, int slots, const std::string& rac
   return worker;
 }
 
+// Its daemon cannot share devices.
+WorkerView MakeOlder(const std::string& name, int slots, const std::string& rack = "") {
+  WorkerView worker = MakeWorker(name, slots, rack);
+  for (SlotView& slot : worker.slots) slot.undivided = true;
+  return worker;
+}
+
 WaitingJob Wants(const std::string& name, int ranks, int32_t share, int32_t priority = 50) {
   WaitingJob job = testing::WaitingGang(name, ranks, priority);
   job.share = share;
@@ -351,6 +358,77 @@ TEST(SharedPlans, FirstJobThatDoesNotFit_IsNotDelayedByJobsThatWouldShareItsDevi
   EXPECT_FALSE(started.contains("longer")) << "it would end after `whole` starts";
   EXPECT_TRUE(started.contains("shorter"));
 }
+
+// ---- workers whose daemons cannot share devices
+
+TEST(OlderDaemons, JobWithAShare_GoesToAnotherWorkerOrWaitsForTheUpgrade) {
+  Cluster cluster;
+  cluster.index.Put(MakeOlder("a", 2));
+  cluster.index.Put(MakeWorker("b", 1));
+  const auto started = Started(
+      cluster.Plan({Wants("half", 1, 500), Wants("other", 1, 500), Wants("whole", 2, 1000)}));
+  EXPECT_THAT(started.at("half"), ElementsAre("b cpu:0"));
+  EXPECT_THAT(started.at("other"), ElementsAre("b cpu:0"));
+  EXPECT_THAT(started.at("whole"), UnorderedElementsAre("a cpu:0", "a cpu:1"));
+  cluster.Run(Wants("runs", 1, 1000), {{WorkerId("b"), "cpu:0"}});
+  const Schedule plan = cluster.Plan({Wants("late", 1, 500)});
+  EXPECT_THAT(plan.decisions, IsEmpty());
+  const v1::WaitReason reason = plan.explanations[0].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SLOTS_TAKEN);
+  EXPECT_EQ(reason.slots_free(), 0);
+  EXPECT_EQ(reason.slots_total(), 1);
+  ASSERT_EQ(reason.change().workers_return_size(), 1);
+  EXPECT_EQ(reason.change().workers_return(0).worker(), "a");
+  EXPECT_EQ(reason.change().workers_return(0).slots(), 2);
+  EXPECT_THAT(reason.change().jobs_end(), IsEmpty());
+}
+
+TEST(OlderDaemons, GangThatOthersNeverHold_HoldsBackNone) {
+  Cluster cluster;
+  cluster.index.Put(MakeOlder("a", 4, "r"));
+  cluster.index.Put(MakeWorker("b", 1, "r"));
+  WaitingJob gang = Wants("gang", 2, 500), in_rack = Wants("in-rack", 2, 500);
+  in_rack.placement.required = v1::TOPOLOGY_LEVEL_RACK;
+  const Schedule plan = cluster.Plan({gang, in_rack, Wants("whole", 5, 1000)});
+  EXPECT_EQ(Started(plan).at("whole").size(), 5u);
+  ASSERT_EQ(plan.explanations.size(), 2u);
+  for (const Explanation& explanation : plan.explanations) {
+    const v1::WaitReason reason = explanation.reason();
+    EXPECT_EQ(reason.code(), v1::WAIT_CODE_CLUSTER_TOO_SMALL);
+    EXPECT_EQ(reason.slots_total(), 1);
+    EXPECT_EQ(reason.change().slots_added(), 1);
+    ASSERT_EQ(reason.change().workers_return_size(), 1);
+    EXPECT_EQ(reason.change().workers_return(0).worker(), "a");
+  }
+}
+
+TEST(OlderDaemons, JobWithAShare_StopsNobodyThere) {
+  Cluster cluster;
+  cluster.index.Put(MakeOlder("a", 1));
+  cluster.index.Put(MakeWorker("b", 1));
+  cluster.Run(Wants("cheap", 1, 1000, 10), {{WorkerId("a"), "cpu:0"}});
+  cluster.Run(Wants("dear", 1, 1000, 20), {{WorkerId("b"), "cpu:0"}});
+  EXPECT_THAT(Stopped(cluster.Plan({Wants("urgent", 1, 500, 90)})), ElementsAre(JobId("dear")));
+}
+
+TEST(OlderDaemons, SlotKeptForAShare_IsGivenUpWhenItsDaemonWasReplacedByAnOlderOne) {
+  Cluster cluster;
+  cluster.index.Put(MakeWorker("a", 1));
+  cluster.Run(Wants("goes", 1, 1000, 10), {{WorkerId("a"), "cpu:0"}});
+  const WaitingJob urgent = Wants("urgent", 1, 500, 90);
+  const Schedule plan = cluster.Plan({urgent});
+  ASSERT_EQ(plan.decisions.size(), 1u);
+  cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), urgent);
+  EXPECT_THAT(cluster.Plan({urgent}).decisions, IsEmpty());
+  WorkerView older = *cluster.index.Find(WorkerId("a"));
+  older.slots[0].undivided = true;
+  cluster.index.Put(older);
+  const Schedule later = cluster.Plan({urgent});
+  ASSERT_EQ(later.decisions.size(), 1u);
+  EXPECT_TRUE(std::holds_alternative<GiveUpKept>(later.decisions[0]));
+}
+
+// ---- preemption ---------------------------------------------------------------------------------
 
 TEST(SharedPreemption, JobWithAShare_StopsOneThatSharesADevice) {
   Cluster cluster;

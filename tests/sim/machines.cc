@@ -20,7 +20,7 @@ void World::StartDaemon(Machine& machine) {
   machine.connection.reset();
   machine.calls.clear();
   worker::DaemonCoreConfig config;
-  machine.older = Disturbed() && rng_.Chance(0.2) && !options_.shares();
+  machine.older = Disturbed() && rng_.Chance(0.2);
   if (machine.older) Count("older daemon");
   if (Disturbed()) {
     machine.skew = absl::Seconds(static_cast<int64_t>(rng_.Below(1200)) - 600);

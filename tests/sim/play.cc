@@ -557,6 +557,8 @@ void World::Heal() {
   for (auto& [name, machine] : machines_) {
     machine.disk_slow_until = machine.disk_fails_until = absl::InfinitePast();
     ResumeDaemon(machine);
+    // Until it is upgraded, jobs may wait that share devices.
+    if (machine.older && options_.shares()) KillDaemon(machine);
   }
   if (options_.faults == Faults::kAll) OpenFleet();
   if (options_.faults != Faults::kAll) return;

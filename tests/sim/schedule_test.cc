@@ -115,6 +115,10 @@ class Day {
       for (int slot = 0; slot < slots; ++slot) {
         worker.slots.push_back({.device = absl::StrCat("cpu:", slot)});
       }
+      // Its daemon cannot share devices. The first one's always can.
+      if (kind_.shares && i > 0 && more_.Chance(0.2)) {
+        for (SlotView& slot : worker.slots) slot.undivided = true;
+      }
       total_ += slots;
       slots_.Put(std::move(worker));
     }
@@ -604,6 +608,9 @@ class Day {
               absl::StrCat(taken, " thousandths of ", id.value(), " ", slot.device, " are taken"));
         }
         if (jobs > 1) ++met_.shared;
+        if (slot.undivided && !slot.parts.empty()) {
+          Break(absl::StrCat("a part of ", id.value(), " ", slot.device, " is given away"));
+        }
       }
     }
     for (const auto& [id, job] : running_.all()) {

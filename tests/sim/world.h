@@ -61,7 +61,7 @@ struct Options {
   Scale scale = Scale::kSmall;
   bool large() const { return scale == Scale::kLarge; }
   bool day() const { return scale == Scale::kDay; }
-  // Jobs share devices. Then no daemon is of the version before, which does not know of that.
+  // Jobs share devices. Daemons of the version before do not know of that.
   bool shares() const { return seed % 3 == 0; }
 };
 
