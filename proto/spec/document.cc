@@ -14,6 +14,31 @@
 namespace muster::spec {
 namespace {
 
+// Length of the UTF-8 character at `at`; 0 when there is no valid one. Overlong forms and
+// surrogates are not valid.
+size_t Utf8Length(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(at);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || at + length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+  }
+  const unsigned char second = byte(at + 1);
+  const bool bad_second = (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+                          (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
+  return bad_second ? 0 : length;
+}
+
+bool IsUtf8(const std::string& text) {
+  for (size_t at = 0, length = 0; at < text.size(); at += length) {
+    length = Utf8Length(text, at);
+    if (length == 0) return false;
+  }
+  return true;
+}
+
 // Builds the tree from yaml-cpp's events. A handler can stop yaml-cpp's parser only by an
 // exception, so that refusals throw yaml-cpp's own; ParseDocument catches them.
 class TreeBuilder : public YAML::EventHandler {
@@ -37,6 +62,10 @@ class TreeBuilder : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     if (tag != "?" && tag != "!") RefuseTag(mark, tag);
+    // yaml-cpp makes single bytes of \N and \_.
+    if (!IsUtf8(value)) {
+      Refuse(mark, "an escape makes no UTF-8 text; write \\u0085 for \\N and \\u00a0 for \\_");
+    }
     auto node = Make(mark, Node::Kind::kScalar);
     node->text = value;
     node->plain = tag == "?";
@@ -130,23 +159,6 @@ class TreeBuilder : public YAML::EventHandler {
   std::map<YAML::anchor_t, NodePtr> anchors_;
   NodePtr root_;
 };
-
-// Length of the UTF-8 character at `at`; 0 when there is no valid one. Overlong forms and
-// surrogates are not valid.
-size_t Utf8Length(const std::string& text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(at);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-  if (lead < 0xC2 || lead > 0xF4 || at + length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
-  }
-  const unsigned char second = byte(at + 1);
-  const bool bad_second = (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
-                          (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
-  return bad_second ? 0 : length;
-}
 
 // Refuses control characters and malformed UTF-8 before yaml-cpp sees the text: it takes NUL bytes
 // for another encoding, and accepts malformed UTF-8.

@@ -139,6 +139,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadLine{"a: &a [*a]", "an alias cannot be inside its own anchor"},
         BadLine{"name: *nobody", "job.yaml:1:"}, BadLine{"name: \"\xff\"", "not valid UTF-8"},
         BadLine{"name: \xed\xa0\x80", "not valid UTF-8"},
+        BadLine{"name: \"a\\Nb\"", "job.yaml:1:7: an escape makes no UTF-8 text; write \\u0085"},
         BadLine{"name: a\nqueue: b\x01", "job.yaml:2:9: a control character (1)"}));
 
 TEST(SpecParse, SeveralProblems_AreAllReportedInOrder) {

@@ -24,7 +24,7 @@ coordinator::SlotIndex SmallCluster() {
     worker.path.names[coordinator::DepthOf(v1::TOPOLOGY_LEVEL_RACK)] = absl::StrCat("rack-", i / 2);
     worker.slots = {coordinator::SlotView{.device = "cpu:0"},
                     coordinator::SlotView{.device = "cpu:1"},
-                    coordinator::SlotView{.device = "cuda:0"}};
+                    coordinator::SlotView{.device = "cuda:0", .kind = v1::DEVICE_KIND_CUDA}};
     if (i == 0) worker.slots[0].held_by = JobId("job");
     index.Put(std::move(worker));
   }
