@@ -17,7 +17,7 @@ constexpr size_t kNameBytesMax = 253;  // of a job or worker that a call names
 // An unknown name is compared with so many names, which are at most so much longer or shorter.
 constexpr size_t kNearestNamesMax = 2000;
 constexpr size_t kNearestLengthDifference = 2;
-constexpr int kJobsPerCallMax = 1000;  // of SubmitJobs
+constexpr int kJobsPerCallMax = 1000;            // of SubmitJobs
 constexpr size_t kCallsWaitingMax = 4096;        // of each kind; more: RESOURCE_EXHAUSTED
 constexpr size_t kStatusMessageBytesMax = 2048;  // sent in HTTP/2 trailers, which are bounded
 constexpr int kPageSizeDefault = 100;
