@@ -772,8 +772,10 @@ class Day {
   std::string broken_;
 };
 
-// Days to play of `all`: sanitizer runs, which are slower, do with a quarter.
-int64_t DaysOf(int64_t all) { return std::getenv("MUSTER_SIM_SEEDS") == nullptr ? all : all / 4; }
+// Under a sanitizer a day takes some 20 times as long: a few of each kind reach the code, and prove
+// nothing about how often they meet what they are for.
+bool Few() { return std::getenv("MUSTER_SIM_SEEDS") != nullptr; }
+int64_t DaysOf(int64_t all) { return Few() ? std::max<int64_t>(1, all / 20) : all; }
 
 TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   Met met;
@@ -781,6 +783,7 @@ TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.started, 80 * days);
   EXPECT_GT(met.stopped, 8 * days);
   EXPECT_GT(met.outranked, 4 * days);
@@ -794,6 +797,7 @@ TEST(ScheduledDay, WithElasticJobsInRacks_VictimsAreEntitledAndRacksAreKept) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.elastic = true, .required = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.shrunk, 4 * days);
   EXPECT_GT(met.grown, days);
   EXPECT_GT(met.required, 10 * days);
@@ -806,6 +810,7 @@ TEST(ScheduledDay, WithReservations_DevicesGoToThoseThatTheyAreReservedFor) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.required = true, .reserved = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.on_reserved, 10 * days);
   EXPECT_GT(met.stopped, 4 * days);
 }
@@ -816,6 +821,7 @@ TEST(ScheduledDay, WithRequiredRacksAndWithoutQuota_NoGangWaitsBeyondTheBound) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.fair = true, .required = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.required, 10 * days);
 }
 
@@ -825,6 +831,7 @@ TEST(ScheduledDay, WithFaults_SparesAreForJobsThatRecoverAndAvoidedWorkersTheLas
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.faulty = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.started, 40 * days);
   EXPECT_GT(met.faults, 10 * days);
   EXPECT_GT(met.on_spares, days);
@@ -839,6 +846,7 @@ TEST(ScheduledDay, WithSharedDevices_NoneIsGivenTwiceAndLimitsHold) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.shares = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.started, 80 * days);
   EXPECT_GT(met.stopped, 8 * days);
   EXPECT_GT(met.shared, 100 * days);
@@ -851,6 +859,7 @@ TEST(ScheduledDay,
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.faulty = true, .shares = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   // What days without shares have to meet, and shares besides.
   EXPECT_GT(met.started, 40 * days);
   EXPECT_GT(met.shared, 100 * days);
@@ -867,6 +876,7 @@ TEST(ScheduledDay, WithSharedDevicesAndWithoutQuota_NoGangWaitsBeyondTheBound) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.fair = true, .shares = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.shared, 100 * days);
 }
 
@@ -876,6 +886,7 @@ TEST(ScheduledDay, WithUnequalShares_NoGangWaitsBeyondTheBound) {
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.fair = true}).Play(met), "") << "seed " << seed;
   }
+  if (Few()) return;
   EXPECT_GT(met.started, 50 * days);
   EXPECT_GT(met.overdue, 5 * days);
 }

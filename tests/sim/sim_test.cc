@@ -81,27 +81,26 @@ void Print(const Outcome& outcome, int64_t count) {
   }
 }
 
-int64_t FixedSeeds() {
-  const char* fewer = std::getenv("MUSTER_SIM_SEEDS");  // sanitizer runs are slower
-  return fewer == nullptr ? 2000 : std::atoll(fewer);
-}
+// Sanitizers, which are some 20 times slower, set the number of the fixed seeds: a few reach the
+// code, and prove nothing about how often faults happen.
+const char* FewSeeds() { return std::getenv("MUSTER_SIM_SEEDS"); }
+int64_t FixedSeeds() { return FewSeeds() == nullptr ? 2000 : std::atoll(FewSeeds()); }
 
-// Of the tests with one kind of fault: a tenth of the fixed seeds, and no fewer than a few.
-int64_t SeedsOfAKind() { return std::max<int64_t>(25, FixedSeeds() / 10); }
+// Of the tests with one kind of fault.
+int64_t SeedsOfAKind() { return std::max<int64_t>(5, FixedSeeds() / 10); }
 
 TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
   const Outcome outcome = RunSeeds(1, FixedSeeds());
   Print(outcome, FixedSeeds());
   EXPECT_TRUE(outcome.failed.empty());
-  // The seeds prove nothing if a fault never happens; the few of sanitizers do not meet the rare
-  // ones.
-  if (FixedSeeds() >= 1000) {
-    for (const char* what : {"ended between the same two again", "USAGE_CLASS_HUNG",
-                             "EVENT_KIND_RANKS_REPLACED", "replaced for a drain", "started anew"}) {
-      EXPECT_GT(outcome.counts.count(what), 0u) << what << " never happened";
-    }
-  }
-  for (const char* what : {"coordinator crash",
+  if (FewSeeds() != nullptr) return;
+  // The seeds prove nothing if a fault never happens.
+  for (const char* what : {"ended between the same two again",
+                           "USAGE_CLASS_HUNG",
+                           "EVENT_KIND_RANKS_REPLACED",
+                           "replaced for a drain",
+                           "started anew",
+                           "coordinator crash",
                            "lost fsync",
                            "daemon crash",
                            "daemon crash between records",
@@ -163,7 +162,7 @@ TEST(Simulation, FixedSeeds_KeepEveryInvariantAndEndEveryJob) {
 }
 
 TEST(Simulation, LargeClusters_KeepEveryInvariantAndEndEveryJob) {
-  const int64_t seeds = std::max<int64_t>(2, FixedSeeds() / 250);
+  const int64_t seeds = std::max<int64_t>(1, FixedSeeds() / 250);
   const Outcome outcome = RunSeeds(1, seeds, Faults::kAll, Options::Scale::kLarge);
   Print(outcome, seeds);
   EXPECT_TRUE(outcome.failed.empty());
@@ -179,9 +178,9 @@ TEST(Simulation, DaysOfTraining_KeepEveryInvariantAndEndEveryJob) {
 }
 
 TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
+  for (int64_t seed = 1; seed <= std::min<int64_t>(20, SeedsOfAKind()); ++seed) {
     Options options;
-    options.seed = seed;
+    options.seed = static_cast<uint64_t>(seed);
     const Result first = Simulate(options);
     const Result second = Simulate(options);
     EXPECT_EQ(first.trace_hash, second.trace_hash) << "seed " << seed;
@@ -190,7 +189,7 @@ TEST(Simulation, SameSeedTwice_GivesTheSameTrace) {
 }
 
 TEST(Simulation, WithoutFaults_NoAttemptIsRepeated) {
-  for (uint64_t seed = 1; seed <= 50; ++seed) {
+  for (int64_t seed = 1; seed <= std::min<int64_t>(50, SeedsOfAKind()); ++seed) {
     Options options;
     options.seed = static_cast<uint64_t>(seed);
     options.faults = Faults::kNone;
@@ -214,6 +213,7 @@ TEST(Simulation, CoordinatorAndDaemonsKilled_CostNoAttemptAndNoStep) {
     EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
+  if (FewSeeds() != nullptr) return;
   // The seeds prove nothing with fewer faults.
   EXPECT_GT(counts["coordinator crash"], 2 * SeedsOfAKind());
   EXPECT_GT(counts["daemon crash"], 2 * SeedsOfAKind());
@@ -234,6 +234,7 @@ TEST(Simulation, CoordinatorStoppedOrCutOff_CostsNoAttemptAndNoStep) {
     EXPECT_EQ(result.counts["sound job failed"], 0) << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
+  if (FewSeeds() != nullptr) return;
   EXPECT_GT(counts["coordinator pause"], 2 * SeedsOfAKind());
   EXPECT_GT(counts["all cut off"], SeedsOfAKind());
   EXPECT_GT(counts["rack cut off"], SeedsOfAKind() / 4);
@@ -249,6 +250,7 @@ TEST(Simulation, OlderStateRestored_ReusesNoEpochAndEndsEveryJob) {
     EXPECT_EQ(result.violation, "") << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
+  if (FewSeeds() != nullptr) return;
   EXPECT_GE(counts["backup restored"], SeedsOfAKind() / 12);
   EXPECT_GT(counts["attempt repeated"], SeedsOfAKind() / 50);
 }
@@ -263,6 +265,7 @@ TEST(Simulation, RanksKilled_ReplayLessThanOneIntervalEach) {
     EXPECT_EQ(result.violation, "") << "seed " << seed;
     for (const auto& [what, times] : result.counts) counts[what] += times;
   }
+  if (FewSeeds() != nullptr) return;
   EXPECT_GT(counts["rank killed"] + counts["gang killed"], 2 * SeedsOfAKind());
   EXPECT_GT(counts["steps replayed"], SeedsOfAKind());
 }
