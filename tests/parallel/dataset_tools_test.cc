@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "parallel/data/sha256.h"
+#include "tests/parallel/read_documents.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temporary_directory.h"
 
@@ -17,7 +18,6 @@ using ::muster::testing::StatusIs;
 using ::muster::testing::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Documents = std::vector<std::vector<int32_t>>;
 
 class DatasetTools : public ::testing::Test {
  protected:
@@ -44,17 +44,6 @@ class DatasetTools : public ::testing::Test {
       CHECK_OK(WriteDatasetTokenizer(*files_, prefix, "tokenizer"));
     }
     return prefix;
-  }
-  static Documents Read(const std::string& prefix) {
-    auto dataset = IndexedDataset::Open(prefix);
-    CHECK_OK(dataset);
-    Documents documents;
-    for (int64_t i = 0; i < (*dataset)->documents(); ++i) {
-      const int64_t begin = (*dataset)->DocumentBegin(i);
-      documents.emplace_back((*dataset)->DocumentBegin(i + 1) - begin);
-      CHECK_OK((*dataset)->Read(begin, 1 << 20, absl::MakeSpan(documents.back())));
-    }
-    return documents;
   }
 
   TemporaryDirectory directory_;
@@ -116,7 +105,7 @@ TEST_F(DatasetTools, Merge_HoldsAllDocumentsInOrder) {
                                              Make("a2", a)};
   const std::string output = directory_ / "out";
   ASSERT_OK_AND_ASSIGN(const DatasetDescription merged, Merge(*files_, prefixes, output));
-  EXPECT_EQ(Read(output), (Documents{{1, 2}, {3}, {4, 90, 5}, {1, 2}, {3}}));
+  EXPECT_EQ(ReadDocuments(output), (Documents{{1, 2}, {3}, {4, 90, 5}, {1, 2}, {3}}));
   EXPECT_EQ(merged.largest_id, 90);
   EXPECT_EQ(merged.text_bytes, 4 * 9);
   ASSERT_OK(Validate(*files_, output));

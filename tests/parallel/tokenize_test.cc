@@ -22,6 +22,7 @@
 #include "parallel/data/paragraphs.h"
 #include "parallel/data/text_input.h"
 #include "parallel/data/tokenizer_file.h"
+#include "tests/parallel/read_documents.h"
 #include "tests/support/forwarding_file_system.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -37,7 +38,6 @@ using ::muster::testing::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Documents = std::vector<std::vector<int32_t>>;
 
 std::string Gzip(const std::string& text) {
   z_stream state = {};
@@ -88,17 +88,6 @@ class TokenizeTest : public ::testing::Test {
     std::vector<int32_t> ids;
     tokenizer_->Encode(text, ids);
     return ids;
-  }
-  static Documents Read(const std::string& prefix) {
-    auto dataset = IndexedDataset::Open(prefix);
-    CHECK_OK(dataset);
-    Documents documents;
-    for (int64_t i = 0; i < (*dataset)->documents(); ++i) {
-      const int64_t begin = (*dataset)->DocumentBegin(i);
-      documents.emplace_back((*dataset)->DocumentBegin(i + 1) - begin);
-      CHECK_OK((*dataset)->Read(begin, 1 << 20, absl::MakeSpan(documents.back())));
-    }
-    return documents;
   }
   std::string Bytes(const std::string& path) {
     auto bytes = files_->Read(path);
@@ -152,7 +141,7 @@ TEST_F(TokenizeTest, Documents_HaveTheIdsOfTheirText_WhateverTheChunksAndThreads
         ASSERT_OK_AND_ASSIGN(const auto splits, Run());
         EXPECT_EQ(splits[0].text_bytes, text_bytes);
         if (tokens.empty()) {
-          EXPECT_EQ(Read(Path("out")), expected);
+          EXPECT_EQ(ReadDocuments(Path("out")), expected);
           tokens = Bytes(Path("out.bin"));
           index = Bytes(Path("out.idx"));
         }
@@ -190,14 +179,14 @@ TEST_F(TokenizeTest, CompressedFilesAndJsonLines_HoldTheSameDocuments) {
     options_.inputs = {Path(name)};
     options_.field = name == "pl*n" ? "text" : "";
     ASSERT_OK(Run()) << name;
-    EXPECT_EQ(Read(Path("out")), expected) << name;
+    EXPECT_EQ(ReadDocuments(Path("out")), expected) << name;
   }
   options_.field = "";
   options_.inputs = {Path("b*"), Path("a.jsonl")};
   ASSERT_OK(Run());
   Documents twice = expected;
   twice.insert(twice.end(), expected.begin(), expected.end());
-  EXPECT_EQ(Read(Path("out")), twice);
+  EXPECT_EQ(ReadDocuments(Path("out")), twice);
 }
 
 TEST_F(TokenizeTest, Splits_OfCompressedText_AreThoseOfTheText) {
@@ -294,7 +283,7 @@ TEST_F(TokenizeTest, OtherOptions_BeginAnew) {
   options_.eos = {7};
   ASSERT_OK(Run());
   EXPECT_FALSE(resumed);
-  EXPECT_EQ(Read(Path("out"))[0].back(), 7);
+  EXPECT_EQ(ReadDocuments(Path("out"))[0].back(), 7);
 }
 
 // Fails to write once so many bytes are written, as a full disk does.

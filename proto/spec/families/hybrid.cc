@@ -110,12 +110,7 @@ v1::ModelSpec Preset(const std::string& pattern, int32_t hidden, int32_t heads, 
   model.set_vocab(vocab);
   model.set_sequence_length(sequence);
   model.set_norm_epsilon(1e-5);
-  v1::MambaSpec& mamba = *model.mutable_mamba();
-  mamba.set_head_width(64);
-  mamba.set_heads(2 * hidden / 64);
-  mamba.set_groups(8);
-  mamba.set_state(128);
-  mamba.set_taps(4);
+  PresetMamba(/*groups=*/8, model);
   return model;
 }
 

@@ -93,6 +93,15 @@ void CheckRope(const v1::ModelSpec& model, Checker& check) {
   check.InRange(path + "original_context", scaling.original_context(), 1);
 }
 
+void PresetMamba(int32_t groups, v1::ModelSpec& model) {
+  v1::MambaSpec& mamba = *model.mutable_mamba();
+  mamba.set_head_width(64);
+  mamba.set_heads(2 * model.hidden() / 64);
+  mamba.set_groups(groups);
+  mamba.set_state(128);
+  mamba.set_taps(4);
+}
+
 void CheckMamba(const v1::ModelSpec& model, Checker& check) {
   const v1::MambaSpec& mamba = model.mamba();
   const std::string path = "engine.model.mamba.";

@@ -18,6 +18,10 @@ constexpr double kRopeTheta = 10000;
 void DefaultTable(v1::ModelSpec& model, bool tied);
 void DefaultMamba(v1::ModelSpec& model);
 
+// The mixers of published Mamba-2 models (arXiv 2405.21060): heads of 64 columns that are together
+// twice as wide as the hidden state, 128 states, 4 taps. Requires: hidden is set.
+void PresetMamba(int32_t groups, v1::ModelSpec& model);
+
 // The divisors of `of` on either side of `value`: "4 or 6". Requires: both are at least 1, and
 // `value` is none.
 std::string DivisorsAround(int64_t value, int64_t of);

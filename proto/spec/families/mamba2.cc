@@ -25,12 +25,7 @@ v1::ModelSpec Preset(int32_t layers, int32_t hidden) {
   model.set_sequence_length(2048);
   model.set_tied(true);
   model.set_norm_epsilon(1e-5);
-  v1::MambaSpec& mamba = *model.mutable_mamba();
-  mamba.set_head_width(64);
-  mamba.set_heads(2 * hidden / 64);
-  mamba.set_groups(1);
-  mamba.set_state(128);
-  mamba.set_taps(4);
+  PresetMamba(/*groups=*/1, model);
   return model;
 }
 
