@@ -153,27 +153,6 @@ absl::Status CoreImpl::ChangeArray(const ChangeArrayEvent& event, v1::ArrayRepor
   return absl::OkStatus();
 }
 
-// ---- tasks that wait for others of their array --------------------------------------------------
-
-v1::WaitReason CoreImpl::WaitForTurn(const JobEntry& job) {
-  v1::WaitReason reason;
-  reason.set_code(v1::WAIT_CODE_ARRAY);
-  reason.set_queue(job.spec().queue());
-  reason.set_ranks(job.allowed_sizes().front());
-  reason.set_device(job.spec().resources().device());
-  reason.set_group(1);
-  reason.set_limit(job.spec().array_task().max_running());
-  return reason;
-}
-
-void CoreImpl::AdmitTasks(Turn& turn) {
-  for (const JobId& id : jobs_.arrays().TakeNext()) {
-    JobEntry& job = *jobs_.Find(id);
-    job.queued_at = turn.now();
-    Wait(job, turn);
-  }
-}
-
 v1::ArrayOutlook CoreImpl::OutlookOf(const Array& array, absl::Time now) {
   v1::ArrayOutlook outlook;
   outlook.set_array(array.name);

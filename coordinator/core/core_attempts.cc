@@ -63,12 +63,6 @@ std::string ModelOf(const v1::Worker& worker, const std::string& device) {
 
 }  // namespace
 
-bool HasRank(const v1::AttemptRow& attempt, const std::string& worker) {
-  return std::any_of(
-      attempt.placements().begin(), attempt.placements().end(),
-      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
-}
-
 void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
   const v1::AttemptState from = job.state.attempt_state();
   const v1::AttemptState to = Next(from, event);
@@ -143,7 +137,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   row.set_message(why);
   turn.Log(std::move(row));
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
-  Transition(job, JobEvent::kPlaced, why, turn);
+  states_.Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
   const auto older = std::find_if(workers.begin(), workers.end(), [this](const std::string& name) {
     return !workers_.Find(WorkerId(name))->runs_commands;
@@ -240,7 +234,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       Transition(job, AttemptEvent::kAllPrepared, "every daemon has accepted it", turn);
       Transition(job, AttemptEvent::kStart, "ranks start", turn);
       job.state.set_launched_membership(job.membership());
-      Transition(job, JobEvent::kLaunched, "ranks start", turn);
+      states_.Transition(job, JobEvent::kLaunched, "ranks start", turn);
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
@@ -255,7 +249,8 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
                  job.runs_command() ? "the command runs on every rank"
                                     : "every rank has joined its communicators",
                  turn);
-      Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training", turn);
+      states_.Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training",
+                         turn);
       if (job.failed_at.has_value()) {
         turn.Act(
             Measured{Measured::What::kRecover, absl::ToDoubleSeconds(turn.now() - *job.failed_at)});
@@ -448,8 +443,8 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   TellWorkers(job, turn);
   if (reason.yields) {
     job.state.set_after_release(v1::JOB_STATE_QUEUED);
-    Transition(job, reason.resizes ? JobEvent::kResize : JobEvent::kPreempt, state.stop_message(),
-               turn);
+    states_.Transition(job, reason.resizes ? JobEvent::kResize : JobEvent::kPreempt,
+                       state.stop_message(), turn);
     job.waiting.Clear();
     job.waiting.set_code(v1::WAIT_CODE_RELEASING);
     return FreeAllSlots(job, turn);
@@ -460,14 +455,14 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
       break;
     case v1::CAUSE_CANCELLED:
       job.state.set_after_release(v1::JOB_STATE_CANCELLED);
-      Transition(job, JobEvent::kCancel, state.stop_message(), turn);
+      states_.Transition(job, JobEvent::kCancel, state.stop_message(), turn);
       break;
     default:
       job.state.set_after_release(BudgetOf(reason.cause, trained) == Budget::kNotRetried
                                       ? v1::JOB_STATE_FAILED
                                       : v1::JOB_STATE_QUEUED);
       job.failed_at = turn.now();
-      Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
+      states_.Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
       job.waiting.Clear();
       job.waiting.set_code(v1::WAIT_CODE_RELEASING);
   }
@@ -660,17 +655,17 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   }
   switch (after) {
     case v1::JOB_STATE_SUCCEEDED:
-      Transition(job, JobEvent::kCompleted,
-                 job.runs_command() ? "every rank exited with status 0" : "trained all steps",
-                 turn);
+      states_.Transition(
+          job, JobEvent::kCompleted,
+          job.runs_command() ? "every rank exited with status 0" : "trained all steps", turn);
       break;
     case v1::JOB_STATE_CANCELLED:
       job.state.set_message("cancelled by a user");
-      Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
+      states_.Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
       break;
     case v1::JOB_STATE_FAILED:
       job.state.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
-      Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
+      states_.Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
       break;
     default:
       AfterFailure(job, end, turn);
@@ -703,13 +698,13 @@ void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn
   if (!given_up.empty()) {
     job.state.set_message(
         absl::StrCat(given_up, "; last: ", CauseText(end.cause()), ": ", end.message()));
-    Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
+    states_.Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
     return;
   }
   const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
   *job.state.mutable_not_before() = ToProto(turn.now() + wait);
   if (!job.state.held_by().empty()) return Hold(job, turn);
-  Wait(job, turn);
+  states_.Wait(job, turn);
 }
 
 }  // namespace muster::coordinator

@@ -20,10 +20,10 @@ void CoreImpl::CheckJobDeadline(JobEntry& job, Turn& turn) {
       absl::StrCat("it had not ended by its deadline, ", spec::DeadlineText(deadline));
   if (job.up()) return Stop(job, {v1::CAUSE_DEADLINE, why}, turn);
   if (job.has_attempt()) return;  // Release looks at it again, if it has not ended then
-  DropKept(job, turn);
+  kept_.Drop(job, turn);
   if (scheduling_.Remove(job.id())) turn.Reschedule();
   job.state.set_message(absl::StrCat("deadline: ", why));
-  Transition(
+  states_.Transition(
       job,
       job.state.state() == v1::JOB_STATE_RECOVERING ? JobEvent::kGivenUp : JobEvent::kCannotStart,
       job.state.message(), turn);

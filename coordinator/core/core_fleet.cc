@@ -106,27 +106,14 @@ absl::Status CoreImpl::Carry(const v1::ReserveRequest& request, const FleetEvent
     RETURN_IF_ERROR(scheduling_.tree().CheckJob(queue, v1::DEVICE_KIND_CPU, /*ranks=*/0));
   }
   RETURN_IF_ERROR(reservations_.Reserve(request, workers_, deadlines_, turn));
-  ReservationsChanged(turn);
+  states_.ReservationsChanged(turn);
   return absl::OkStatus();
 }
 
 absl::Status CoreImpl::Carry(const v1::UnreserveRequest& request, const FleetEvent&, Turn& turn) {
   RETURN_IF_ERROR(reservations_.End(request.name(), workers_, deadlines_, turn));
-  ReservationsChanged(turn);
+  states_.ReservationsChanged(turn);
   return absl::OkStatus();
-}
-
-void CoreImpl::ReservationsChanged(Turn& turn) {
-  for (const auto& live : jobs_.live()) {
-    const JobId& id = live.second;
-    scheduling_.ChangeRunning(id, [&](RunningJob& running) {
-      if (running.elastic != nullptr) running.elastic = ElasticityOf(*jobs_.Find(id));
-    });
-    if (!scheduling_.Waits(id)) continue;
-    scheduling_.Remove(id);
-    scheduling_.Add(AsWaiting(*jobs_.Find(id)));
-  }
-  turn.Reschedule();
 }
 
 }  // namespace muster::coordinator

@@ -77,7 +77,7 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
   ASSIGN_OR_RETURN(Jobs jobs, LoadJobs(store, now));
   for (auto& [sequence, loaded] : jobs) {
     JobEntry& job = jobs_.Add(std::move(loaded));
-    RecoverKept(job);
+    kept_.Recover(job);
     if (!job.has_attempt()) continue;
     for (const v1::Placement& placement : job.attempt.placements()) {
       if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
@@ -147,7 +147,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
     reputation::Recover(worker, scheduling_.tree(), deadlines_);
   }
   reservations_.Refresh(workers_, deadlines_);
-  ReservationsChanged(turn);
+  states_.ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     // The clock may have been set back since the back-off was decided. What plans are made from is
@@ -170,10 +170,10 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
       }
       deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
     } else if (job.state.state() == v1::JOB_STATE_HELD) {
-      if (!job.state.after().empty()) AwaitDependencies(job, turn);
-      job.waiting = HeldReason(job);
+      if (!job.state.after().empty()) states_.AwaitDependencies(job, turn);
+      job.waiting = JobStates::HeldReason(job);
     } else {
-      Wait(job, turn);
+      states_.Wait(job, turn);
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
@@ -332,17 +332,17 @@ void CoreImpl::CatchUp(Turn& turn) {
         break;
       case DeadlineKey::Kind::kReservations:
         reservations_.Expire(workers_, deadlines_, turn);
-        ReservationsChanged(turn);
+        states_.ReservationsChanged(turn);
         break;
     }
   }
   EndReleasedAttempts(turn);
-  ResolveDependents(turn);
-  AdmitTasks(turn);
+  states_.ResolveDependents(turn);
+  states_.AdmitTasks(turn);
 }
 
 bool CoreImpl::HasMoreToChange(Turn& turn) const {
-  if (dependents_.pending() || jobs_.arrays().pending() || deadlines_.next() <= turn.now()) {
+  if (states_.pending() || deadlines_.next() <= turn.now()) {
     return true;
   }
   std::set<std::string> planned;
@@ -368,8 +368,8 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     Schedule(turn);
     EndReleasedAttempts(
         turn);  // a job that is stopped for another one may have ranks that are gone
-    ResolveDependents(turn);
-    AdmitTasks(turn);
+    states_.ResolveDependents(turn);
+    states_.AdmitTasks(turn);
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
@@ -617,7 +617,7 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   }
   CheckArrays(broken);
   if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
-  CheckKept(broken);
+  kept_.Check(jobs_, broken);
   for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
   if (index && !workers_.SlotsAreRight()) {
     broken.push_back("the index of slots differs from the workers");

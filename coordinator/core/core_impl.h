@@ -5,7 +5,9 @@
 // follows from a change, and the core carries that out. Jobs and workers are in tables (jobs.h,
 // workers.h) that the parts read.
 //   queues.h, scheduling.h        what plans are made with
-//   dependencies.h                who waits for whose end
+//   job_states.h                  the states of jobs, and what those without an attempt wait for
+//   dependencies.h                of job_states.h: who waits for whose end
+//   slot_keeper.h                 slots that are kept for jobs
 //   arrays.h                      which jobs are tasks of which array, and whose turn it is
 //   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
 //   reachability.h                of a silent worker: whether it is lost; with domain_silence.h
@@ -41,9 +43,9 @@
 #include "coordinator/core/audit_log.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/deadlines.h"
-#include "coordinator/core/dependencies.h"
 #include "coordinator/core/device_accounts.h"
 #include "coordinator/core/job_machine.h"
+#include "coordinator/core/job_states.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
 #include "coordinator/core/maintenance.h"
@@ -54,6 +56,7 @@
 #include "coordinator/core/reputation.h"
 #include "coordinator/core/reservations.h"
 #include "coordinator/core/scheduling.h"
+#include "coordinator/core/slot_keeper.h"
 #include "coordinator/core/tokens.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
@@ -130,13 +133,6 @@ class CoreImpl : public Core {
   void CancelJob(JobEntry& job, Turn& turn);
   void On(const TimerFired& event, Turn& turn) {}
   JobId NewJobId(const std::string& name);
-  void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
-  // Adds the job to those that wait, where it stays until an attempt of it is allocated.
-  void Wait(JobEntry& job, Turn& turn);
-  // Lets the job wait for the ends in StateRow.after.
-  void AwaitDependencies(JobEntry& job, Turn& turn);
-  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
-  void ResolveDependents(Turn& turn);
   WaitingJob AsWaiting(const JobEntry& job) const {
     return coordinator::AsWaiting(job, reservations_);
   }
@@ -146,7 +142,6 @@ class CoreImpl : public Core {
   std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const {
     return coordinator::ElasticityOf(job, reservations_);
   }
-  static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
   // Explained without `deadline`.
   absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
   void Schedule(Turn& turn);
@@ -162,9 +157,6 @@ class CoreImpl : public Core {
   absl::Status ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report, Turn& turn);
   // kAlreadyExists: a live job or an array with live tasks has the name.
   absl::Status CheckArrayName(const std::string& name) const;
-  static v1::WaitReason WaitForTurn(const JobEntry& job);
-  // Lets tasks wait for devices in place of those that have left their arrays.
-  void AdmitTasks(Turn& turn);
   // Why its tasks wait.
   v1::ArrayOutlook OutlookOf(const Array& array, absl::Time now);
   void CheckArrays(std::vector<std::string>& broken) const;
@@ -175,27 +167,17 @@ class CoreImpl : public Core {
   void CarryOut(const Preempt& preempt, Turn& turn);
   void CarryOut(const GiveUpKept& give_up, Turn& turn);
   void CarryOut(const Resize& resize, Turn& turn);
-  // Keeps slots for the job. Requires: none are kept for it.
-  void KeepSlots(JobEntry& job, const std::vector<Slot>& slots);
   absl::Status SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
-  // The slots that are kept for the job, if any, are free again.
-  void DropKept(JobEntry& job, Turn& turn);
-  // Takes over what is stored of slots kept for a job that waits; those on workers that are gone
-  // are given up by the next plan.
-  void RecoverKept(JobEntry& job);
   // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
   void Yield(JobEntry& job, const std::string& why, Turn& turn);
   // The attempt of a job that yielded is released.
   void AfterYield(JobEntry& job, Turn& turn);
   // Requires: it has no attempt and held_by is set.
   void Hold(JobEntry& job, Turn& turn);
-  static v1::WaitReason HeldReason(const JobEntry& job);
   absl::Status Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
                        Turn& turn);
   void Unhold(JobEntry& job, const std::string& why, Turn& turn);
   absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
-  void CheckKept(std::vector<std::string>& broken) const;
-  static v1::Event About(const JobEntry& job, v1::EventKind kind);
 
   // ---- core_deadline.cc
   // Ends a job whose deadline has passed, or sets its timer.
@@ -319,8 +301,6 @@ class CoreImpl : public Core {
   // Takes the worker's ranks from the attempts that Maintenance::Check() names: replaces them
   // before the attempt trains, where that is possible, and else stops it.
   void CheckDrain(WorkerEntry& worker, Turn& turn);
-  // Looks again at what jobs may take.
-  void ReservationsChanged(Turn& turn);
   v1::Worker ViewOf(const WorkerEntry& worker) const;
 
   // ---- core_checkpoints.cc
@@ -343,7 +323,6 @@ class CoreImpl : public Core {
   Scheduling scheduling_{workers_.slots()};
   Maintenance maintenance_;
   Reservations reservations_;
-  Dependents dependents_;
   std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
   DeviceAccounts accounts_;
   Queues queues_;
@@ -354,15 +333,9 @@ class CoreImpl : public Core {
   absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
   absl::Time last_turn_;
   Reachability reachability_{config_};
+  JobStates states_{jobs_, scheduling_, reservations_, deadlines_};
+  SlotKeeper kept_{workers_, scheduling_};
 };
-
-// What is left of its time_limit when it runs next, or runs on at `now`; InfiniteDuration: no
-// limit.
-absl::Duration LimitOf(const JobEntry& job, absl::Time now);
-// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
-absl::Duration RestOf(const JobEntry& job);
-// True when the attempt has a rank on this worker.
-bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
 
 }  // namespace muster::coordinator
 

@@ -5,7 +5,6 @@
 #include "base/status_macros.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
-#include "coordinator/core/traffic.h"
 #include "coordinator/scheduler/placement.h"
 #include "proto/job_state.h"
 #include "proto/spec/deadline.h"
@@ -16,17 +15,6 @@
 #include "security/authorize.h"
 
 namespace muster::coordinator {
-
-v1::Event CoreImpl::About(const JobEntry& job, v1::EventKind kind) {
-  v1::Event event;
-  event.set_kind(kind);
-  event.set_job_id(job.fixed.id());
-  event.set_job_name(job.name());
-  event.set_epoch(job.state.epoch());
-  event.set_rank(-1);
-  event.set_step(job.progress.step());
-  return event;
-}
 
 JobId CoreImpl::NewJobId(const std::string& name) {
   while (true) {
@@ -114,8 +102,9 @@ JobEntry& CoreImpl::Accept(Submission submission, const std::string& request_id,
   accepted.set_message("accepted");
   turn.Log(std::move(accepted));
   turn.Persist(id);
-  Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", entry.spec().queue()), turn);
-  Wait(entry, turn);
+  states_.Transition(entry, JobEvent::kAdmitted, absl::StrCat("joins queue ", entry.spec().queue()),
+                     turn);
+  states_.Wait(entry, turn);
   CheckJobDeadline(entry, turn);
   return entry;
 }
@@ -144,45 +133,18 @@ void CoreImpl::On(const CancelEvent& event, Turn& turn) {
 void CoreImpl::CancelJob(JobEntry& job, Turn& turn) {
   if (!job.live() || job.state.state() == v1::JOB_STATE_STOPPING) return;
   const std::string why = "cancelled by a user";
-  if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) DropKept(job, turn);
+  if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) kept_.Drop(job, turn);
   if (!job.has_attempt()) {
     job.state.set_message(why);
     if (scheduling_.Remove(job.id())) turn.Reschedule();
-    Transition(job, JobEvent::kCancelIdle, why, turn);
+    states_.Transition(job, JobEvent::kCancelIdle, why, turn);
   } else if (job.up()) {
     Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
   } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
     // Its attempt is already being released for another reason. A job that has trained all its
     // steps is not cancelled any more.
     job.state.set_after_release(v1::JOB_STATE_CANCELLED);
-    Transition(job, JobEvent::kCancel, why, turn);
-  }
-}
-
-void CoreImpl::Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn) {
-  const v1::JobState from = job.state.state();
-  const v1::JobState to = Next(from, event);
-  CHECK(to != v1::JOB_STATE_UNSPECIFIED)
-      << "job " << job.id() << ": no transition from " << spec::EnumName(from) << " by event "
-      << static_cast<int>(event);
-  job.state.set_state(to);
-  if (to != v1::JOB_STATE_QUEUED && to != v1::JOB_STATE_RECOVERING) job.waiting.Clear();
-  if (IsFinal(to)) job.state.clear_held_by();
-  if (IsFinal(to)) job.state.clear_held_since();
-  if (IsFinal(to) || to == v1::JOB_STATE_HELD) job.state.clear_queued();
-  if (to == v1::JOB_STATE_HELD) jobs_.arrays().Leave(job);
-  if (to == v1::JOB_STATE_QUEUED) job.queued_at = turn.now();
-  v1::Event row = About(job, v1::EVENT_KIND_JOB_STATE);
-  row.set_from(spec::EnumName(from));
-  row.set_to(spec::EnumName(to));
-  row.set_message(why);
-  turn.Log(std::move(row));
-  turn.Persist(job.id());
-  if (IsFinal(to)) {
-    *job.state.mutable_ended() = ToProto(turn.now());
-    deadlines_.Clear({DeadlineKey::Kind::kJobDeadline, job.fixed.id()});
-    jobs_.Ended(job);
-    dependents_.Ended(job.id());
+    states_.Transition(job, JobEvent::kCancel, why, turn);
   }
 }
 
@@ -190,49 +152,8 @@ namespace {
 
 // An expected end is moved when it has changed by so much, and by a twentieth of the rest.
 constexpr absl::Duration kEndTolerance = absl::Seconds(1);
-constexpr double kEstimateSecondsMax = 10 * 365 * 86'400.0;  // longer: nobody knows
-
-// The distance between neighbouring ranks of a tensor group in the numbering of ranks.
-int32_t TensorStride(const v1::ParallelSpec& parallel) {
-  int32_t stride = 1;
-  for (const int axis : parallel.order()) {
-    switch (axis) {
-      case v1::MESH_AXIS_DATA:
-        stride *= std::max(1, parallel.data());
-        break;
-      case v1::MESH_AXIS_CONTEXT:
-        stride *= std::max(1, parallel.context());
-        break;
-      case v1::MESH_AXIS_PIPELINE:
-        stride *= std::max(1, parallel.pipeline());
-        break;
-      default:  // the tensor axis
-        return stride;
-    }
-  }
-  return 1;  // no order: the tensor axis comes first
-}
 
 }  // namespace
-
-absl::Duration LimitOf(const JobEntry& job, absl::Time now) {
-  if (!job.spec().has_time_limit()) return absl::InfiniteDuration();
-  absl::Duration ran = FromProto(job.state.ran());
-  if (job.state.has_running_since()) {
-    ran += std::max(absl::ZeroDuration(), now - FromProto(job.state.running_since()));
-  }
-  return std::max(absl::ZeroDuration(), FromProto(job.spec().time_limit()) - ran);
-}
-
-absl::Duration RestOf(const JobEntry& job) {
-  const double left = static_cast<double>(std::max<int64_t>(0, job.steps() - job.progress.step()));
-  const double seconds = left * job.progress.step_seconds();
-  // Daemons report any number.
-  if (job.progress.step_seconds() > 0 && seconds < kEstimateSecondsMax) {
-    return absl::Seconds(seconds);
-  }
-  return absl::InfiniteDuration();
-}
 
 void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
   const absl::Duration rest = std::min(RestOf(job), LimitOf(job, turn.now()));
@@ -251,139 +172,10 @@ void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
   if (scheduling_.waiting() > 0) turn.Reschedule();
 }
 
-WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations) {
-  const std::vector<int32_t> sizes = job.allowed_sizes();
-  v1::JobSpec largest;
-  if (job.elastic()) largest = spec::AtSize(job.spec(), sizes.back());
-  const v1::JobSpec& spec = job.elastic() ? largest : job.spec();
-  WaitingJob waiting;
-  waiting.id = job.id();
-  waiting.name = job.name();
-  waiting.queue = spec.queue();
-  waiting.priority = spec.priority();
-  waiting.submit_sequence = job.fixed.submit_sequence();
-  waiting.deadline = spec::DeadlineOf(spec);
-  waiting.ranks = spec.resources().ranks();
-  waiting.device = spec.resources().device();
-  waiting.group = std::max(1, spec.engine().parallel().tensor());
-  waiting.stride = TensorStride(spec.engine().parallel());
-  waiting.placement = {spec.placement().required(), spec.placement().preferred(),
-                       spec.placement().spread(), spec.placement().segment()};
-  AddTraffic(spec, waiting);
-  waiting.reservations = reservations.For(spec);
-  if (job.state.has_not_before()) waiting.not_before = FromProto(job.state.not_before());
-  waiting.runtime = LimitOf(job, absl::InfinitePast());
-  if (job.state.has_rest())
-    waiting.runtime = std::min(waiting.runtime, FromProto(job.state.rest()));
-  waiting.tenant = TenantOf(spec);
-  waiting.recovering = job.state.recovering_ranks();
-  waiting.share = spec::ShareOf(spec);
-  if (job.state.has_queued()) waiting.queued_at = FromProto(job.state.queued());
-  if (!job.elastic()) return waiting;
-  waiting.sizes = sizes;
-  waiting.traffic_of_largest = waiting.traffic;
-  WaitingJob smallest = AtSize(waiting, sizes.front());
-  smallest.sizes = std::move(waiting.sizes);
-  smallest.traffic_of_largest = std::move(waiting.traffic_of_largest);
-  return smallest;
-}
-
-std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job,
-                                               const Reservations& reservations) {
-  if (!spec::ResizesWhileRunning(job.spec())) return nullptr;
-  const bool asked = job.state.ranks_wanted() != 0;
-  if (!asked && job.sizes().size() < 2) return nullptr;
-  return std::make_shared<const Elasticity>(Elasticity{
-      AsWaiting(job, reservations), FromProto(job.spec().preemption().grow_after()), asked});
-}
-
-void CoreImpl::Wait(JobEntry& job, Turn& turn) {
-  if (!job.state.after().empty()) return AwaitDependencies(job, turn);
-  if (!jobs_.arrays().Admit(job)) return Explain(job, WaitForTurn(job), turn);
-  if (!job.state.has_queued()) {
-    *job.state.mutable_queued() = ToProto(turn.now());
-    turn.Persist(job.id());
-  }
-  // A plan of a later coordinator, or of a replay, knows no more than what is stored.
-  const absl::Duration rest = absl::Trunc(RestOf(job), absl::Milliseconds(1));
-  if (rest == absl::InfiniteDuration()
-          ? job.state.has_rest()
-          : FromProto(job.state.rest()) != rest || !job.state.has_rest()) {
-    job.state.clear_rest();
-    if (rest != absl::InfiniteDuration()) *job.state.mutable_rest() = ToProto(rest);
-    turn.Persist(job.id());
-  }
-  WaitingJob waiting = AsWaiting(job);
-  Explain(job, scheduling_.BeforePlan(waiting), turn);
-  if (scheduling_.Add(std::move(waiting))) turn.Reschedule();
-}
-
-void CoreImpl::AwaitDependencies(JobEntry& job, Turn& turn) {
-  dependents_.Await(job, jobs_);
-  Explain(job, WaitFor(job.spec(), job.state.after()), turn);
-}
-
-void CoreImpl::ResolveDependents(Turn& turn) {
-  using Kind = Dependents::Change::Kind;
-  while (dependents_.pending()) {
-    for (const Dependents::Change& change : dependents_.TakeNext(jobs_, turn)) {
-      JobEntry& job = *jobs_.Find(change.job);
-      if (!job.live()) continue;  // an earlier change has failed it
-      switch (change.kind) {
-        case Kind::kCannotStart:
-          job.state.set_message(change.why);
-          Transition(job, JobEvent::kCannotStart, change.why, turn);
-          break;
-        case Kind::kWaitsOn:
-          Explain(job, WaitFor(job.spec(), job.state.after()), turn);
-          break;
-        case Kind::kIsFree:
-          job.queued_at = turn.now();
-          Wait(job, turn);
-          break;
-      }
-    }
-  }
-}
-
-absl::Time SavedAt(const JobEntry& job) {
-  absl::Time saved_at = FromProto(job.attempt.started());
-  for (const v1::CheckpointRecord& record : job.checkpoints.records()) {
-    if (record.epoch() != job.epoch().value() || record.damaged() || record.removed()) continue;
-    saved_at = std::max(saved_at, FromProto(record.committed()));
-  }
-  return saved_at;
-}
-
-RunningJob AsRunning(const JobEntry& job, const Reservations& reservations) {
-  const v1::JobSpec& spec = job.spec();
-  RunningJob running;
-  running.name = job.name();
-  running.queue = spec.queue();
-  running.priority = spec.priority();
-  running.device = spec.resources().device();
-  running.ranks = job.size();
-  running.share = spec::ShareOf(spec);
-  running.elastic = ElasticityOf(job, reservations);
-  running.stopping = job.has_attempt() && !job.up();
-  running.started_at = FromProto(job.attempt.started());
-  running.saved_at = SavedAt(job);
-  running.tenant = TenantOf(spec);
-  running.min_runtime = FromProto(spec.preemption().min_runtime());
-  if (job.state.has_expected_end()) running.ends_at = FromProto(job.state.expected_end());
-  return running;
-}
-
-void CoreImpl::Explain(JobEntry& job, v1::WaitReason reason, Turn& turn) {
-  if (job.waiting.SerializeAsString() == reason.SerializeAsString()) return;
-  job.waiting = std::move(reason);
-  turn.Changed(job.id());
-}
-
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
   scheduling_.Remove(start.job);
   if (start.in_turn) scheduling_.TookTurn(jobs_.Find(start.job)->spec().queue(), turn.now());
-  DropKept(*jobs_.Find(start.job), turn);
+  kept_.Drop(*jobs_.Find(start.job), turn);
   Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
 
@@ -464,7 +256,8 @@ void CoreImpl::Schedule(Turn& turn) {
   for (const JobId& id : scheduling_.TakeRetries(turn.now())) {
     JobEntry& job = *jobs_.Find(id);
     if (job.state.state() != v1::JOB_STATE_RECOVERING) continue;
-    Transition(job, JobEvent::kRetry, "its devices are released, and no back-off keeps it", turn);
+    states_.Transition(job, JobEvent::kRetry, "its devices are released, and no back-off keeps it",
+                       turn);
   }
   muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
   if (!plan.decisions.empty()) {
@@ -476,7 +269,7 @@ void CoreImpl::Schedule(Turn& turn) {
   for (const Explanation& explanation : plan.explanations) {
     // One that this plan explained may have started by one of its later decisions.
     if (!scheduling_.Waits(explanation.job)) continue;
-    Explain(*jobs_.Find(explanation.job), explanation.reason(), turn);
+    JobStates::Explain(*jobs_.Find(explanation.job), explanation.reason(), turn);
   }
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, std::min(plan.wake_at, plan.again_at));
 }

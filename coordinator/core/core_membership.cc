@@ -142,7 +142,7 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
     job.state.set_launched_membership(membership - 1);
     StopClock(job, turn);
     Transition(job, AttemptEvent::kReplace, what, turn);
-    Transition(job, JobEvent::kReplaced, what, turn);
+    states_.Transition(job, JobEvent::kReplaced, what, turn);
   }
   CheckDeadlines(job, turn);
   TellWorkers(job, turn);

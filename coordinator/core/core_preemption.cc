@@ -42,10 +42,10 @@ absl::Status WrongState(const JobEntry& job, absl::string_view why) {
 void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
   JobEntry& winner = *jobs_.Find(preempt.job);
   const Eviction& eviction = preempt.eviction;
-  for (const JobId& id : eviction.outbid) DropKept(*jobs_.Find(id), turn);
-  DropKept(winner, turn);
+  for (const JobId& id : eviction.outbid) kept_.Drop(*jobs_.Find(id), turn);
+  kept_.Drop(winner, turn);
   const v1::JobSpec& spec = winner.spec();
-  KeepSlots(winner, eviction.slots);
+  kept_.Keep(winner, eviction.slots);
   std::vector<std::string> stopped;
   for (const JobId& id : eviction.stopped) {
     const JobEntry& job = *jobs_.Find(id);
@@ -78,25 +78,11 @@ void CoreImpl::CarryOut(const Resize& resize, Turn& turn) {
   } else {
     absl::StrAppend(&why, "devices are free that no job waits for");
   }
-  KeepSlots(job, resize.resized.slots);
+  kept_.Keep(job, resize.resized.slots);
   v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
   row.set_message(absl::StrCat(ranks, " slot(s) are kept for it, with which it goes on"));
   turn.Log(std::move(row));
   Stop(job, {.cause = v1::CAUSE_RESIZED, .message = why, .yields = true, .resizes = true}, turn);
-}
-
-void CoreImpl::KeepSlots(JobEntry& job, const std::vector<Slot>& slots) {
-  const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(),    spec.resources().device(), TenantOf(spec),
-            {},           spec::ShareOf(spec)};
-  for (const Slot& slot : slots) {
-    workers_.Keep(slot.worker, slot.device, job.id(), kept.share);
-    v1::KeptSlot& stored = *job.state.add_kept();
-    stored.set_worker(slot.worker.value());
-    stored.set_device(slot.device);
-    kept.slots.insert(slot);
-  }
-  scheduling_.Keep(job.id(), std::move(kept));
 }
 
 void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
@@ -104,36 +90,7 @@ void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
   v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
   row.set_message("the slots kept for it are given up: one of them is gone");
   turn.Log(std::move(row));
-  DropKept(job, turn);
-}
-
-void CoreImpl::DropKept(JobEntry& job, Turn& turn) {
-  if (job.state.kept().empty()) return;
-  for (const v1::KeptSlot& slot : job.state.kept()) {
-    workers_.DropKept(WorkerId(slot.worker()), slot.device(), job.id());
-  }
-  job.state.clear_kept();
-  scheduling_.DropKept(job.id());
-  turn.Persist(job.id());
-  turn.Reschedule();
-}
-
-Kept KeptFor(const JobEntry& job) {
-  const v1::JobSpec& spec = job.spec();
-  Kept kept{spec.queue(), spec.priority(),    spec.resources().device(), TenantOf(spec),
-            {},           spec::ShareOf(spec)};
-  for (const v1::KeptSlot& slot : job.state.kept()) {
-    kept.slots.insert({WorkerId(slot.worker()), slot.device()});
-  }
-  return kept;
-}
-
-void CoreImpl::RecoverKept(JobEntry& job) {
-  if (job.state.kept().empty()) return;
-  for (const v1::KeptSlot& slot : job.state.kept()) {
-    workers_.Keep(WorkerId(slot.worker()), slot.device(), job.id(), spec::ShareOf(job.spec()));
-  }
-  scheduling_.Keep(job.id(), KeptFor(job));
+  kept_.Drop(job, turn);
 }
 
 void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {
@@ -153,13 +110,13 @@ bool Finished(const JobEntry& job) {
 
 void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
   if (Finished(job)) {
-    DropKept(job, turn);
-    return Transition(job, JobEvent::kCompleted, "trained all steps before it could be stopped",
-                      turn);
+    kept_.Drop(job, turn);
+    return states_.Transition(job, JobEvent::kCompleted,
+                              "trained all steps before it could be stopped", turn);
   }
   if (!job.state.held_by().empty()) return Hold(job, turn);
-  Transition(job, JobEvent::kYielded, "its devices are released", turn);
-  Wait(job, turn);
+  states_.Transition(job, JobEvent::kYielded, "its devices are released", turn);
+  states_.Wait(job, turn);
 }
 
 // ---- for a user ---------------------------------------------------------------------------------
@@ -249,9 +206,9 @@ absl::Status CoreImpl::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn&
                             [&](RunningJob& running) { running.elastic = ElasticityOf(job); });
   if (scheduling_.Waits(job.id())) {
     // It is another job to the scheduler.
-    DropKept(job, turn);
+    kept_.Drop(job, turn);
     scheduling_.Remove(job.id());
-    Wait(job, turn);
+    states_.Wait(job, turn);
   }
   turn.Reschedule();
   return absl::OkStatus();
@@ -277,10 +234,10 @@ absl::Status CoreImpl::Suspend(JobEntry& job, const ChangeJobEvent& event, const
 }
 
 void CoreImpl::Hold(JobEntry& job, Turn& turn) {
-  DropKept(job, turn);
+  kept_.Drop(job, turn);
   if (scheduling_.Remove(job.id())) turn.Reschedule();
-  Transition(job, JobEvent::kHold, absl::StrCat("held by ", job.state.held_by()), turn);
-  job.waiting = HeldReason(job);
+  states_.Transition(job, JobEvent::kHold, absl::StrCat("held by ", job.state.held_by()), turn);
+  job.waiting = JobStates::HeldReason(job);
 }
 
 void CoreImpl::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
@@ -290,8 +247,8 @@ void CoreImpl::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
   turn.Persist(job.id());
   if (job.state.state() != v1::JOB_STATE_HELD) return;
   job.state.clear_not_before();
-  Transition(job, JobEvent::kUnhold, why, turn);
-  Wait(job, turn);
+  states_.Transition(job, JobEvent::kUnhold, why, turn);
+  states_.Wait(job, turn);
 }
 
 absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn) {
@@ -311,62 +268,9 @@ absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn
   if (job.state.state() != v1::JOB_STATE_RECOVERING) return absl::OkStatus();
   job.state.clear_not_before();
   scheduling_.Remove(job.id());
-  Transition(job, JobEvent::kRetry, why, turn);
-  Wait(job, turn);
+  states_.Transition(job, JobEvent::kRetry, why, turn);
+  states_.Wait(job, turn);
   return absl::OkStatus();
-}
-
-v1::WaitReason CoreImpl::HeldReason(const JobEntry& job) {
-  v1::WaitReason reason;
-  reason.set_code(v1::WAIT_CODE_HELD);
-  reason.set_queue(job.spec().queue());
-  reason.set_ranks(job.allowed_sizes().front());
-  reason.set_device(job.spec().resources().device());
-  reason.set_held_by(job.state.held_by());
-  *reason.mutable_held_since() = job.state.held_since();
-  return reason;
-}
-
-// ---- invariants ---------------------------------------------------------------------------------
-
-void CoreImpl::CheckKept(std::vector<std::string>& broken) const {
-  // By worker and device: the jobs for which it is kept, and what is kept of it in all.
-  std::map<std::pair<std::string, std::string>, std::set<JobId>> stored;
-  std::map<std::pair<std::string, std::string>, int64_t> sums;
-  for (const auto& [id, job] : jobs_.entries()) {
-    const auto kept = scheduling_.kept().find(id);
-    const size_t known = kept == scheduling_.kept().end() ? 0 : kept->second.slots.size();
-    if (known != static_cast<size_t>(job.state.kept_size())) {
-      broken.push_back(absl::StrCat("job ", id.value(), ": the scheduler keeps ", known,
-                                    " slots for it, not ", job.state.kept_size()));
-    }
-    if (job.state.kept_size() > 0 && !scheduling_.Waits(id) &&
-        job.state.state() != v1::JOB_STATE_RESIZING) {
-      broken.push_back(absl::StrCat("job ", id.value(),
-                                    ": slots are kept, but it neither waits nor is resized"));
-    }
-    if (!job.live() && !job.state.held_by().empty()) {
-      broken.push_back(absl::StrCat("job ", id.value(), " has ended and is held"));
-    }
-    for (const v1::KeptSlot& slot : job.state.kept()) {
-      const std::pair<std::string, std::string> place(slot.worker(), slot.device());
-      const bool first = stored[place].insert(id).second;
-      if (!first || (sums[place] += spec::ShareOf(job.spec())) > kWholeDevice) {
-        broken.push_back(
-            absl::StrCat("slot ", slot.worker(), " ", slot.device(), " is kept for two jobs"));
-      }
-    }
-  }
-  for (const auto& [id, worker] : workers_.entries()) {
-    for (const auto& [device, jobs] : worker.kept_for) {
-      for (const auto& [job, share] : jobs) {
-        const auto known = stored.find({id.value(), device});
-        if (known != stored.end() && known->second.contains(job)) continue;
-        broken.push_back(absl::StrCat("slot ", id.value(), " ", device, " is kept for job ",
-                                      job.value(), ", which does not know it"));
-      }
-    }
-  }
 }
 
 }  // namespace muster::coordinator

@@ -407,7 +407,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
     deadlines_.Clear({DeadlineKey::Kind::kReputation, event.worker});
     workers_.Remove(WorkerId(event.worker), turn.batch());
     reservations_.Refresh(workers_, deadlines_);
-    ReservationsChanged(turn);
+    states_.ReservationsChanged(turn);
   }
   turn.Act(std::move(reply));
 }

@@ -96,6 +96,23 @@ absl::Status ForEachRow(Store& store, Table table, size_t numbers, std::map<JobI
 
 }  // namespace
 
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker) {
+  return std::any_of(
+      attempt.placements().begin(), attempt.placements().end(),
+      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
+}
+
+v1::Event About(const JobEntry& job, v1::EventKind kind) {
+  v1::Event event;
+  event.set_kind(kind);
+  event.set_job_id(job.fixed.id());
+  event.set_job_name(job.name());
+  event.set_epoch(job.state.epoch());
+  event.set_rank(-1);
+  event.set_step(job.progress.step());
+  return event;
+}
+
 const std::vector<int32_t>& JobEntry::sizes() const {
   if (sizes_known.empty()) sizes_known = spec::SizesOf(spec());
   if (sizes_known.empty()) sizes_known.push_back(spec().resources().ranks());

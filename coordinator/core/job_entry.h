@@ -107,6 +107,12 @@ struct JobEntry {
   mutable std::vector<int32_t> sizes_known;  // what sizes() found; empty before
 };
 
+// True when the attempt has a rank on this worker.
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
+
+// An event about a job and none of its ranks, not yet numbered or dated.
+v1::Event About(const JobEntry& job, v1::EventKind kind);
+
 // Reads the rows of all jobs, by submit sequence. kDataLoss names the row that cannot be read, or
 // that belongs to no job.
 absl::StatusOr<std::map<uint64_t, JobEntry>> LoadJobs(Store& store, absl::Time now);
