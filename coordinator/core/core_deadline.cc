@@ -18,7 +18,7 @@ void CoreImpl::CheckJobDeadline(JobEntry& job, Turn& turn) {
   }
   const std::string why =
       absl::StrCat("it had not ended by its deadline, ", spec::DeadlineText(deadline));
-  if (job.up()) return Stop(job, {v1::CAUSE_DEADLINE, why}, turn);
+  if (job.up()) return attempts_.Stop(job, {v1::CAUSE_DEADLINE, why}, turn);
   if (job.has_attempt()) return;  // Release looks at it again, if it has not ended then
   kept_.Drop(job, turn);
   if (scheduling_.Remove(job.id())) turn.Reschedule();

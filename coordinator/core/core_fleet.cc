@@ -95,8 +95,8 @@ absl::Status CoreImpl::Carry(const v1::DrainRequest& request, const FleetEvent& 
 
 void CoreImpl::CheckDrain(WorkerEntry& worker, Turn& turn) {
   for (const Maintenance::Move& move : maintenance_.Check(worker, jobs_, deadlines_, turn)) {
-    ReplaceOrStop(*jobs_.Find(move.job), worker.row.name(), {v1::CAUSE_MAINTENANCE, move.why},
-                  Departure::kToBeProven, turn);
+    attempts_.ReplaceOrStop(*jobs_.Find(move.job), worker.row.name(),
+                            {v1::CAUSE_MAINTENANCE, move.why}, Departure::kToBeProven, turn);
   }
 }
 

@@ -31,14 +31,14 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
                    store.Get(Table::kMeta, kMetaClusterId));
   if (!cluster.has_value())
     return absl::DataLossError("the store has no cluster id; restore it from a backup");
-  cluster_id_ = *cluster;
+  identity_.cluster_id = *cluster;
   ASSIGN_OR_RETURN(const std::optional<std::string> history,
                    store.Get(Table::kMeta, schema::kHistoryId));
-  history_id_ = history.value_or("");
+  identity_.history_id = history.value_or("");
   ASSIGN_OR_RETURN(const std::optional<std::string> term,
                    store.Get(Table::kMeta, schema::kLeaderTerm));
   if (term.has_value()) {
-    ASSIGN_OR_RETURN(leader_term_, schema::DecodeU64(*term));
+    ASSIGN_OR_RETURN(identity_.leader_term, schema::DecodeU64(*term));
   }
   ASSIGN_OR_RETURN(const std::optional<std::string> last,
                    store.Get(Table::kMeta, schema::kLastEvent));
@@ -115,12 +115,12 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, "coordinator", log_, state_log_);
   accounts_.Advance(now);
   accounts_.Begin(jobs_, workers_, turn);
-  state_log_.set_term(++leader_term_);
+  state_log_.set_term(++identity_.leader_term);
   last_turn_ = now;
-  turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
-  if (history_id_.empty()) {  // of a new store, or of a version that had none
-    history_id_ = NewHistoryId(rng_);
-    turn.batch().Put(Table::kMeta, schema::kHistoryId, history_id_);
+  turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(identity_.leader_term));
+  if (identity_.history_id.empty()) {  // of a new store, or of a version that had none
+    identity_.history_id = NewHistoryId(rng_);
+    turn.batch().Put(Table::kMeta, schema::kHistoryId, identity_.history_id);
   }
   const v1::PlanConditions conditions = ConditionsOf(config_.topology);
   if (std::string row = schema::Serialize(conditions); row != stored_conditions_) {
@@ -134,8 +134,8 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   v1::Event event;
   event.set_kind(v1::EVENT_KIND_COORDINATOR_STARTED);
   event.set_rank(-1);
-  event.set_message(
-      absl::StrCat("coordinator of cluster ", cluster_id_, " started, leader term ", leader_term_));
+  event.set_message(absl::StrCat("coordinator of cluster ", identity_.cluster_id,
+                                 " started, leader term ", identity_.leader_term));
   turn.Log(std::move(event));
   for (const auto& [id, worker] : workers_.entries()) {
     if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
@@ -304,10 +304,12 @@ void CoreImpl::CatchUp(Turn& turn) {
         }
         break;
       case DeadlineKey::Kind::kAttempt:
-        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr)
+          attempts_.CheckDeadlines(*job, turn);
         break;
       case DeadlineKey::Kind::kTimeLimit:
-        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr)
+          attempts_.CheckTimeLimit(*job, turn);
         break;
       case DeadlineKey::Kind::kJobDeadline:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) {
@@ -605,7 +607,7 @@ void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken)
               "rank ", rank,
               held ? " holds a slot that it released" : " has lost its slot without a release"));
   }
-  CheckMembership(entry, broken);
+  attempts_.Check(entry, broken);
 }
 
 std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {

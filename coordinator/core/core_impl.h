@@ -9,6 +9,9 @@
 //   dependencies.h                of job_states.h: who waits for whose end
 //   slot_keeper.h                 slots that are kept for jobs
 //   arrays.h                      which jobs are tasks of which array, and whose turn it is
+//   attempts.h                    one attempt of a job, from its allocation to its release; with
+//   membership.h, run_clock.h, worker_faults.h
+//   commits.h                     what ranks say of checkpoints and evaluations
 //   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
 //   reachability.h                of a silent worker: whether it is lost; with domain_silence.h
 //   desired_list.h                of a session: what its daemon was told
@@ -24,10 +27,7 @@
 //   core_arrays.cc      arrays of jobs
 //   core_deadline.cc    jobs that must have ended by a time
 //   core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
-//   core_attempts.cc    one attempt from allocation to release
-//   core_membership.cc  ranks that are replaced before an attempt trains
 //   core_workers.cc     sessions, Observed, Desired, lost workers
-//   core_checkpoints.cc commits and notices about checkpoints
 //   core_fleet.cc       requests of operators about workers
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
@@ -39,11 +39,13 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/attempts.h"
 #include "coordinator/core/audit_log.h"
+#include "coordinator/core/commits.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/deadlines.h"
 #include "coordinator/core/device_accounts.h"
+#include "coordinator/core/identity.h"
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/job_states.h"
 #include "coordinator/core/jobs.h"
@@ -73,9 +75,9 @@ class CoreImpl : public Core {
   CoreOutput BeginTerm(absl::Time now);
 
   CoreOutput Handle(CoreEvent event, absl::Time now) override;
-  uint64_t leader_term() const override { return leader_term_; }
-  const std::string& cluster_id() const override { return cluster_id_; }
-  const std::string& history_id() const override { return history_id_; }
+  uint64_t leader_term() const override { return identity_.leader_term; }
+  const std::string& cluster_id() const override { return identity_.cluster_id; }
+  const std::string& history_id() const override { return identity_.history_id; }
   absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override;
   std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const override;
   std::vector<v1::Worker> ListWorkers() const override;
@@ -147,9 +149,6 @@ class CoreImpl : public Core {
   void Schedule(Turn& turn);
   void CarryOut(const Start& start, Turn& turn);
 
-  // Takes down when the job is expected to end, if that has changed by more than reports differ.
-  void ExpectEnd(JobEntry& job, Turn& turn);
-
   // ---- core_arrays.cc
   void On(const SubmitArrayEvent& event, Turn& turn);
   void On(const ChangeArrayEvent& event, Turn& turn);
@@ -170,6 +169,11 @@ class CoreImpl : public Core {
   absl::Status SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
   // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
   void Yield(JobEntry& job, const std::string& why, Turn& turn);
+  // Ends the attempts whose ranks are accounted for, and lets their jobs go on. No other method
+  // does, so that an attempt never ends while one looks at it.
+  void EndReleasedAttempts(Turn& turn);
+  void AfterRelease(JobEntry& job, const Attempts::Released& released, Turn& turn);
+  void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
   // The attempt of a job that yielded is released.
   void AfterYield(JobEntry& job, Turn& turn);
   // Requires: it has no attempt and held_by is set.
@@ -187,74 +191,6 @@ class CoreImpl : public Core {
                                                       const v1::WaitReason* waiting,
                                                       absl::Time now);
 
-  // ---- core_attempts.cc
-  void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
-  void Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn);
-  void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
-                 Turn& turn);
-  void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
-  // The host of every rank and the address at which the others reach it.
-  void SetAddresses(v1::AttemptRow& attempt) const;
-  // Takes the attempt through as many states as the states of its ranks allow,
-  // after a report of `worker`.
-  void Advance(JobEntry& job, const std::string& worker, Turn& turn);
-  void CheckExits(JobEntry& job, Turn& turn);
-  void CheckDeadlines(JobEntry& job, Turn& turn);
-  // Running time begins to count, and stops.
-  void StartClock(JobEntry& job, Turn& turn);
-  void StopClock(JobEntry& job, Turn& turn);
-  // Stops a job that has run for its time_limit.
-  void CheckTimeLimit(JobEntry& job, Turn& turn);
-  struct StopReason {
-    v1::Cause cause;
-    std::string message;
-    int32_t rank = -1;
-    int32_t peer = -1;        // the rank that `rank` could not reach; -1 = that is not why
-    bool yields = false;      // not for a failure: the job goes back to its queue
-    bool resizes = false;     // it yields, and slots are kept for it
-    std::string worker = {};  // that is at fault as a whole
-  };
-  void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
-  // Notes what the end of an attempt says of workers.
-  void NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn);
-  void NoteSlowRanks(JobEntry& job, Turn& turn);
-  // Tells every worker of the attempt what is desired now.
-  static void TellWorkers(const JobEntry& job, Turn& turn);
-  // Every rank of the attempt may be accounted for.
-  static void FreeAllSlots(const JobEntry& job, Turn& turn);
-  // Frees the slots of ranks that are accounted for, and ends the attempts that have no others. No
-  // other method does either, so that an attempt never ends while one looks at it.
-  void EndReleasedAttempts(Turn& turn);
-  static void AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  static void KeepPast(JobEntry& job, Turn& turn);
-  void Release(JobEntry& job, Turn& turn);
-  v1::AttemptEnd EndOf(JobEntry& job, Turn& turn) const;
-  void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  bool AnyWorkerAway(const JobEntry& job) const;
-
-  // ---- core_membership.cc
-  // What is known of a worker whose ranks are replaced: that its daemon holds none of them, or is
-  // given up and has to prove it when it returns; or it has to prove it now.
-  enum class Departure { kProven, kToBeProven };
-  // Whether ranks of the attempt may be replaced for this reason as long as slots are free.
-  bool MayReplace(const JobEntry& job, const std::string& worker, v1::Cause cause) const;
-  // Gives the attempt's ranks on the worker other slots, in a new membership. False, and nothing
-  // has changed: the attempt has begun to train, or no free slots keep the rules. Requires: it is
-  // up, and the worker has ranks of it.
-  bool Replace(JobEntry& job, const std::string& worker, const StopReason& reason,
-               Departure departure, Turn& turn);
-  void ReplaceOrStop(JobEntry& job, const std::string& worker, const StopReason& reason,
-                     Departure departure, Turn& turn);
-  // The devices of ranks that were replaced on the worker are accounted for; `rank` -1: of all.
-  void Departed(JobEntry& job, const std::string& worker, int32_t rank, Turn& turn);
-  // Whether the report is about the ranks that the attempt has now. Takes one about ranks that were
-  // replaced, and stops an attempt of which a daemon knows more than this coordinator.
-  bool IsOfMembership(JobEntry& job, const std::string& worker, const v1::ObservedAttempt& observed,
-                      Turn& turn);
-  // Whether a rank on the worker was told to start.
-  static bool MayHaveStarted(const JobEntry& job, const std::string& worker);
-  void CheckMembership(const JobEntry& job, std::vector<std::string>& broken) const;
-
   // ---- core_workers.cc
   void On(const SessionOpened& event, Turn& turn);
   void On(const SessionMessage& event, Turn& turn);
@@ -267,9 +203,7 @@ class CoreImpl : public Core {
   void Lose(WorkerEntry& worker, const std::string& why, Turn& turn);
   void Close(WorkerEntry& worker, const std::string& why, Turn& turn);
   void On(const RemoveWorkerEvent& event, Turn& turn);
-  void GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn);
   void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
-  void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
   void RaiseEpochFloor(const WorkerEntry& worker, const JobId& id, uint64_t epoch, Turn& turn);
   // Sends what the worker should hold when that has changed, or seems lost.
   void SendDesired(WorkerEntry& worker, Turn& turn);
@@ -284,11 +218,6 @@ class CoreImpl : public Core {
   static size_t SpecBytes(const WorkerEntry& worker, const JobEntry& job);
   v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job,
                                const DesiredList::Attempt& wanted) const;
-  // The job whose current attempt has the request's epoch and membership, has not been stopped and
-  // has a rank on this worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is
-  // on the worker. kUnavailable: the membership is not the current one.
-  template <typename Request>
-  absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const Request& request);
 
   // ---- core_fleet.cc
   void On(const FleetEvent& event, Turn& turn);
@@ -303,18 +232,9 @@ class CoreImpl : public Core {
   void CheckDrain(WorkerEntry& worker, Turn& turn);
   v1::Worker ViewOf(const WorkerEntry& worker) const;
 
-  // ---- core_checkpoints.cc
-  void Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
-  absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
-  void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
-  void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
-  void UpdateCommitted(JobEntry& job);
-
   const CoreConfig config_;
   Rng rng_;
-  std::string cluster_id_;
-  std::string history_id_;
-  uint64_t leader_term_ = 0;
+  Identity identity_;
   std::string stored_conditions_;  // the row kPlanConditions
   EventLog log_;
   StateLog state_log_;
@@ -335,6 +255,11 @@ class CoreImpl : public Core {
   Reachability reachability_{config_};
   JobStates states_{jobs_, scheduling_, reservations_, deadlines_};
   SlotKeeper kept_{workers_, scheduling_};
+  Commits commits_{jobs_, scheduling_};
+  Attempts attempts_{config_,
+                     identity_,
+                     {jobs_, workers_, scheduling_, reservations_, values_, deadlines_},
+                     states_};
 };
 
 }  // namespace muster::coordinator

@@ -139,7 +139,7 @@ void CoreImpl::CancelJob(JobEntry& job, Turn& turn) {
     if (scheduling_.Remove(job.id())) turn.Reschedule();
     states_.Transition(job, JobEvent::kCancelIdle, why, turn);
   } else if (job.up()) {
-    Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
+    attempts_.Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
   } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
     // Its attempt is already being released for another reason. A job that has trained all its
     // steps is not cancelled any more.
@@ -148,35 +148,11 @@ void CoreImpl::CancelJob(JobEntry& job, Turn& turn) {
   }
 }
 
-namespace {
-
-// An expected end is moved when it has changed by so much, and by a twentieth of the rest.
-constexpr absl::Duration kEndTolerance = absl::Seconds(1);
-
-}  // namespace
-
-void CoreImpl::ExpectEnd(JobEntry& job, Turn& turn) {
-  const absl::Duration rest = std::min(RestOf(job), LimitOf(job, turn.now()));
-  if (!job.up() || rest == absl::InfiniteDuration()) return;
-  const absl::Time end = turn.now() + rest;
-  // Reports come several times a second and differ a little.
-  if (job.state.has_expected_end() && absl::AbsDuration(FromProto(job.state.expected_end()) - end) <
-                                          std::max(kEndTolerance, rest / 20)) {
-    return;
-  }
-  *job.state.mutable_expected_end() = ToProto(end);
-  scheduling_.ChangeRunning(job.id(), [&](RunningJob& running) {
-    running.ends_at = FromProto(job.state.expected_end());
-  });
-  turn.Persist(job.id());
-  if (scheduling_.waiting() > 0) turn.Reschedule();
-}
-
 void CoreImpl::CarryOut(const Start& start, Turn& turn) {
   scheduling_.Remove(start.job);
   if (start.in_turn) scheduling_.TookTurn(jobs_.Find(start.job)->spec().queue(), turn.now());
   kept_.Drop(*jobs_.Find(start.job), turn);
-  Allocate(*jobs_.Find(start.job), start.placements, turn);
+  attempts_.Allocate(*jobs_.Find(start.job), start.placements, turn);
 }
 
 absl::StatusOr<Explained> CoreImpl::Explain(const ExplainQuery& about, absl::Time now) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "coordinator/core/causes.h"
 #include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
 #include "proto/job_state.h"
@@ -82,7 +83,8 @@ void CoreImpl::CarryOut(const Resize& resize, Turn& turn) {
   v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
   row.set_message(absl::StrCat(ranks, " slot(s) are kept for it, with which it goes on"));
   turn.Log(std::move(row));
-  Stop(job, {.cause = v1::CAUSE_RESIZED, .message = why, .yields = true, .resizes = true}, turn);
+  attempts_.Stop(job, {.cause = v1::CAUSE_RESIZED, .message = why, .yields = true, .resizes = true},
+                 turn);
 }
 
 void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
@@ -94,7 +96,7 @@ void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
 }
 
 void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {
-  Stop(job, {.cause = v1::CAUSE_PREEMPTED, .message = why, .yields = true}, turn);
+  attempts_.Stop(job, {.cause = v1::CAUSE_PREEMPTED, .message = why, .yields = true}, turn);
 }
 
 // Whether a job whose ranks were asked to stop has nothing left to do. Ranks of the engine end with
@@ -116,6 +118,74 @@ void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
   }
   if (!job.state.held_by().empty()) return Hold(job, turn);
   states_.Transition(job, JobEvent::kYielded, "its devices are released", turn);
+  states_.Wait(job, turn);
+}
+
+void CoreImpl::EndReleasedAttempts(Turn& turn) {
+  for (const JobId& id : attempts_.FreeReleased(turn)) {
+    JobEntry& job = *jobs_.Find(id);
+    AfterRelease(job, attempts_.Release(job, turn), turn);
+  }
+}
+
+void CoreImpl::AfterRelease(JobEntry& job, const Attempts::Released& released, Turn& turn) {
+  const v1::AttemptEnd& end = released.end;
+  if (job.state.state() == v1::JOB_STATE_PREEMPTING ||
+      job.state.state() == v1::JOB_STATE_RESIZING) {
+    AfterYield(job, turn);
+    return CheckJobDeadline(job, turn);
+  }
+  switch (released.after) {
+    case v1::JOB_STATE_SUCCEEDED:
+      states_.Transition(
+          job, JobEvent::kCompleted,
+          job.runs_command() ? "every rank exited with status 0" : "trained all steps", turn);
+      break;
+    case v1::JOB_STATE_CANCELLED:
+      job.state.set_message("cancelled by a user");
+      states_.Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
+      break;
+    case v1::JOB_STATE_FAILED:
+      job.state.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
+      states_.Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
+      break;
+    default:
+      AfterFailure(job, end, turn);
+      CheckJobDeadline(job, turn);
+  }
+}
+
+void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
+  const bool advanced =
+      job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
+  if (IsFaultOfCluster(end.cause())) {
+    job.state.set_recovering_ranks(job.attempt.placements_size());
+  }
+  const int in_a_row = (advanced ? 0 : job.state.restarts_in_a_row()) + 1;
+  job.state.set_restarts_in_a_row(in_a_row);
+  int launches = 0;
+  for (auto past = job.ends.rbegin(); past != job.ends.rend() && past->cause() == v1::CAUSE_LAUNCH;
+       ++past) {
+    ++launches;
+  }
+  std::string given_up;
+  if (job.state.failures() > job.spec().restart().max_failures()) {
+    given_up = absl::StrCat("failed ", job.state.failures(), " time(s), restart.max_failures is ",
+                            job.spec().restart().max_failures());
+  } else if (launches >= kLaunchFailuresMax) {
+    given_up = absl::StrCat("could not be started ", launches, " times in a row");
+  } else if (in_a_row >= kRestartsInARowMax) {
+    given_up = absl::StrCat("restarted ", in_a_row, " times without a newly committed step");
+  }
+  if (!given_up.empty()) {
+    job.state.set_message(
+        absl::StrCat(given_up, "; last: ", CauseText(end.cause()), ": ", end.message()));
+    states_.Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
+    return;
+  }
+  const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
+  *job.state.mutable_not_before() = ToProto(turn.now() + wait);
+  if (!job.state.held_by().empty()) return Hold(job, turn);
   states_.Wait(job, turn);
 }
 
@@ -253,7 +323,7 @@ void CoreImpl::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
 
 absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn) {
   if (job.up()) {
-    Stop(job, {.cause = v1::CAUSE_CANCELLED, .message = why, .yields = true}, turn);
+    attempts_.Stop(job, {.cause = v1::CAUSE_CANCELLED, .message = why, .yields = true}, turn);
     return absl::OkStatus();
   }
   if (job.state.state() == v1::JOB_STATE_QUEUED &&

@@ -21,16 +21,6 @@ DeadlineKey WorkerDeadline(const WorkerEntry& worker) {
   return {DeadlineKey::Kind::kWorker, worker.row.name()};
 }
 
-// True when the loss of `worker` is why the attempt ended: its peers noticed only that their
-// connections broke. Two workers that lost each other while a third one was lost ended the attempt
-// for a reason of their own.
-bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
-  if (IsSymptom(state.stop_cause())) return true;
-  return state.stop_cause() == v1::CAUSE_NETWORK &&
-         (state.between().empty() ||
-          std::count(state.between().begin(), state.between().end(), worker) > 0);
-}
-
 // Of the histories of two copies of a cluster's state, or of what began in them. A version that
 // had none says nothing.
 bool Differ(const std::string& history, const std::string& other) {
@@ -73,10 +63,10 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
                                                    " bytes; allowed are 1-", kWorkerNameBytesMax));
   }
   const std::string who = absl::StrCat("worker ", hello.worker(), ": ");
-  if (!hello.cluster_id().empty() && hello.cluster_id() != cluster_id_) {
+  if (!hello.cluster_id().empty() && hello.cluster_id() != identity_.cluster_id) {
     return absl::FailedPreconditionError(absl::StrCat(
         who, "its state directory belongs to cluster ", hello.cluster_id(), ", this is cluster ",
-        cluster_id_, "; use the other coordinator's address or another state directory"));
+        identity_.cluster_id, "; use the other coordinator's address or another state directory"));
   }
   if (hello.devices_size() > kDevicesPerWorkerMax) {
     return absl::InvalidArgumentError(
@@ -124,14 +114,15 @@ absl::Status CoreImpl::CheckHello(const SessionOpened& event) const {
                        " bytes; names take 1-", kWorkerNameBytesMax, ", values at most as many"));
     }
   }
-  const bool other_history = Differ(hello.history_id(), history_id_);
-  if (hello.leader_term() > leader_term_ ||
-      (other_history && hello.leader_term() == leader_term_)) {
+  const bool other_history = Differ(hello.history_id(), identity_.history_id);
+  if (hello.leader_term() > identity_.leader_term ||
+      (other_history && hello.leader_term() == identity_.leader_term)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        who, "it has obeyed leader term ", hello.leader_term(), " of cluster ", cluster_id_,
+        who, "it has obeyed leader term ", hello.leader_term(), " of cluster ",
+        identity_.cluster_id,
         other_history ? absl::StrCat(", of history ", Bounded(hello.history_id())) : "",
-        ", this coordinator has ", leader_term_,
-        other_history ? absl::StrCat(" of history ", history_id_) : "",
+        ", this coordinator has ", identity_.leader_term,
+        other_history ? absl::StrCat(" of history ", identity_.history_id) : "",
         ": it runs on an older copy of the state. Stop it if the newer one is alive; a backup is "
         "brought back with `muster admin restore`",
         other_history ? ", on a machine whose clock is not behind" : ""));
@@ -257,24 +248,32 @@ void CoreImpl::On(const SessionMessage& event, Turn& turn) {
       Apply(*worker, message.observed(), /*hello=*/false, turn);
       break;
     case v1::FromWorker::kPut:
-      if (const auto job = FindUp(*worker, message.put()); job.ok()) {
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.put().job_id(), message.put().epoch(), message.put().membership());
+          current.ok()) {
         values_.Put(event.session, message.put(), turn);
       } else {
-        KeyValue::Reply(event.session, message.put().request(), job.status(), "", turn);
+        KeyValue::Reply(event.session, message.put().request(), current, "", turn);
       }
       break;
     case v1::FromWorker::kGet:
-      if (const auto job = FindUp(*worker, message.get()); job.ok()) {
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.get().job_id(), message.get().epoch(), message.get().membership());
+          current.ok()) {
         values_.Get(event.session, message.get(), turn);
       } else {
-        KeyValue::Reply(event.session, message.get().request(), job.status(), "", turn);
+        KeyValue::Reply(event.session, message.get().request(), current, "", turn);
       }
       break;
     case v1::FromWorker::kCommit:
-      Commit(*worker, message.commit(), turn);
+      if (JobEntry* job = commits_.Commit(*worker, message.commit(), turn); job != nullptr) {
+        if (const auto move = maintenance_.AfterCheckpoint(*job); move.has_value()) {
+          attempts_.Stop(*job, {v1::CAUSE_MAINTENANCE, move->why}, turn);
+        }
+      }
       break;
     case v1::FromWorker::kNotice:
-      Notice(*worker, message.notice(), turn);
+      commits_.Notice(*worker, message.notice(), turn);
       break;
     case v1::FromWorker::kHello:
     case v1::FromWorker::kLog:  // the shell has taken replies to its own requests
@@ -365,7 +364,7 @@ void CoreImpl::Keep(WorkerEntry& worker, const std::string& why, Turn& turn) {
   for (const JobId& id : worker.Jobs()) {
     JobEntry& job = *jobs_.Find(id);
     if (job.up() && !job.Leaves(worker.row.name())) continue;
-    GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
+    attempts_.GiveUp(worker, job, absl::StrCat("worker ", worker.row.name(), " is silent"), turn);
     gave_up = true;
   }
   if (gave_up) Close(worker, "attempts with ranks on this worker were given up; reconnect", turn);
@@ -386,7 +385,7 @@ void CoreImpl::Lose(WorkerEntry& worker, const std::string& why, Turn& turn) {
   worker.stale_attempts.clear();
   turn.Log(AboutWorker(worker.row.name(), v1::EVENT_KIND_WORKER_LOST, why));
   WorkerTable::Persist(worker, turn);
-  for (const JobId& id : worker.Jobs()) GiveUp(worker, *jobs_.Find(id), why, turn);
+  for (const JobId& id : worker.Jobs()) attempts_.GiveUp(worker, *jobs_.Find(id), why, turn);
   Close(worker, why, turn);
   turn.Reschedule();
 }
@@ -412,34 +411,6 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
   turn.Act(std::move(reply));
 }
 
-void CoreImpl::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
-  if (job.Leaves(worker.row.name())) return Departed(job, worker.row.name(), -1, turn);
-  std::vector<int32_t> ranks;
-  for (const int32_t rank : job.gang.On(worker.row.name())) {
-    if (workers_.Holds(job.attempt.placements(rank), job.id(), job.epoch())) ranks.push_back(rank);
-  }
-  const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
-  v1::Event row = About(job, v1::EVENT_KIND_RANKS_GIVEN_UP);
-  row.set_worker(worker.row.name());
-  row.set_rank(ranks.front());
-  row.set_message(absl::StrCat("nothing is known of ", ranks.size(), " rank(s) on worker ",
-                               worker.row.name(), ", from rank ", ranks.front(),
-                               "; the job waits for them no longer"));
-  turn.Log(std::move(row));
-  turn.Persist(job.id());
-  const StopReason lost = {v1::CAUSE_WORKER_LOST, why, ranks.front()};
-  if (job.up() && Replace(job, worker.row.name(), lost, Departure::kProven, turn)) return;
-  for (const int32_t rank : ranks) job.gang.SetState(rank, v1::RANK_STATE_LOST);
-  if (job.up()) return Stop(job, lost, turn);
-  if (ExplainedByLoss(job.state, worker.row.name())) {
-    job.state.set_stop_message(absl::StrCat(why, "; before: ", job.state.stop_message()));
-    job.state.set_stop_cause(v1::CAUSE_WORKER_LOST);
-    job.state.set_stop_rank(ranks.front());
-    job.state.clear_between();
-  }
-  turn.FreeSlots(job.id(), worker.row.name());
-}
-
 // ---- observed -----------------------------------------------------------------------------------
 
 void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn) {
@@ -463,22 +434,24 @@ void CoreImpl::Apply(WorkerEntry& worker, const v1::Observed& observed, bool hel
     }
     absent.erase(id);
     worker.observed.emplace(std::make_pair(id, job->epoch()), attempt.has_spec());
-    if (!IsOfMembership(*job, name, attempt, turn)) continue;
-    for (const v1::ObservedRank& rank : attempt.ranks()) ApplyRank(*job, name, rank, turn);
+    if (!attempts_.IsOfMembership(*job, name, attempt, turn)) continue;
+    for (const v1::ObservedRank& rank : attempt.ranks())
+      attempts_.ApplyRank(*job, name, rank, turn);
     if (!attempt.refusal().empty() && job->up()) {
       const v1::Cause cause = attempt.refusal_cause() == v1::CAUSE_UNSPECIFIED
                                   ? v1::CAUSE_LAUNCH
                                   : attempt.refusal_cause();
-      ReplaceOrStop(*job, name,
-                    {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal())), -1, -1,
-                     false, false, name},
-                    Departure::kToBeProven, turn);
+      attempts_.ReplaceOrStop(
+          *job, name,
+          {cause, absl::StrCat("worker ", name, ": ", Bounded(attempt.refusal())), -1, -1, false,
+           false, name},
+          Departure::kToBeProven, turn);
       continue;
     }
-    Advance(*job, name, turn);
+    attempts_.Advance(*job, name, turn);
   }
   for (const JobId& id : absent) {
-    ApplyAbsent(worker, *jobs_.Find(id), observed.applied_revision(), hello, turn);
+    attempts_.ApplyAbsent(worker, *jobs_.Find(id), observed.applied_revision(), hello, turn);
   }
   if (stale != worker.stale_attempts) {
     worker.stale_attempts = std::move(stale);
@@ -512,61 +485,6 @@ void CoreImpl::RaiseEpochFloor(const WorkerEntry& worker, const JobId& id, uint6
   if (!had_rank && job->state.epoch_floor() <= job->epoch().value()) return;
   job->state.set_epoch_floor(epoch + 1);
   turn.Persist(id);
-}
-
-// The daemon does not hold this attempt. That proves that its ranks are gone only if the daemon had
-// been told of the attempt before.
-void CoreImpl::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
-                           Turn& turn) {
-  const std::string& name = worker.row.name();
-  const bool leaves = job.Leaves(name);
-  const bool stopping = leaves || !job.up();
-  // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
-  // it does not hold now only from a Desired of this session.
-  const bool proven = hello ? stopping || MayHaveStarted(job, name)
-                            : worker.desired.Knew(job.id(), job.epoch(), stopping, applied);
-  if (!proven) {
-    if (!hello) return;
-    // Its ranks have not started; the daemon will be asked to prepare them again.
-    for (const int32_t rank : job.gang.On(name)) job.gang.SetState(rank, v1::RANK_STATE_ASSIGNED);
-    return;
-  }
-  if (leaves) return Departed(job, name, -1, turn);
-  const std::vector<int32_t> ranks = job.gang.On(name);
-  const StopReason gone = {
-      v1::CAUSE_WORKER_LOST,
-      absl::StrCat("worker ", name, " does not hold rank ", ranks.front(),
-                   " any more: its host was restarted or its state directory was removed"),
-      ranks.front()};
-  if (!stopping && Replace(job, name, gone, Departure::kProven, turn)) return;
-  for (const int32_t rank : ranks) {
-    job.gang.SetState(rank, std::max(job.gang.state(rank), v1::RANK_STATE_RELEASED));
-  }
-  turn.Persist(job.id());
-  if (!stopping) return Stop(job, gone, turn);
-  turn.FreeSlots(job.id(), name);
-}
-
-template <typename Request>
-absl::StatusOr<JobEntry*> CoreImpl::FindUp(const WorkerEntry& worker, const Request& request) {
-  const std::string& job_id = request.job_id();
-  const uint64_t epoch = request.epoch();
-  JobEntry* job = jobs_.Find(JobId(job_id));
-  if (job == nullptr || !job->up() || job->epoch().value() != epoch ||
-      worker.foreign_attempts.contains({job->id(), job->epoch()})) {
-    return absl::AbortedError(
-        absl::StrCat("job ", Bounded(job_id), ": epoch ", epoch, " has ended"));
-  }
-  if (job->gang.On(worker.row.name()).empty()) {
-    return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " epoch ", epoch,
-                                                    " has no rank on worker ", worker.row.name()));
-  }
-  const uint32_t membership = std::max<uint32_t>(1, request.membership());
-  if (membership != job->membership()) {
-    return absl::UnavailableError(absl::StrCat("job ", job_id, " epoch ", epoch, ": membership ",
-                                               membership, " was replaced by ", job->membership()));
-  }
-  return job;
 }
 
 // ---- desired ------------------------------------------------------------------------------------
