@@ -521,7 +521,6 @@ Attempts::Released Attempts::Release(JobEntry& job, Turn& turn) {
   job.PutAttempt(turn.batch());
   turn.Persist(job.id());
   turn.Reschedule();
-  if (end.counted()) job.state.set_failures(job.state.failures() + 1);
   return {std::move(end), after};
 }
 

@@ -35,7 +35,7 @@ void CoreImpl::On(const FleetEvent& event, Turn& turn) {
   reply.status =
       std::visit([&](const auto& request) { return Carry(request, event, turn); }, event.request);
   if (reply.status.ok()) {
-    EndReleasedAttempts(turn);
+    life_.EndReleasedAttempts(turn);
     const std::vector<std::string> names =
         std::visit([](const auto& request) { return WorkersOf(request); }, event.request);
     for (const std::string& name : std::set<std::string>(names.begin(), names.end())) {

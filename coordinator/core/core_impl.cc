@@ -5,15 +5,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
+#include "coordinator/core/plan_record.h"
+#include "coordinator/core/planned_job.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
-#include "proto/spec/names.h"
 #include "proto/spec/share.h"
 #include "proto/time.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 
@@ -94,7 +95,7 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
       }
       workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     }
-    scheduling_.RecoverRunning(job.id(), AsRunning(job));
+    scheduling_.RecoverRunning(job.id(), AsRunning(job, reservations_));
   }
   return absl::OkStatus();
 }
@@ -196,6 +197,72 @@ CoreOutput CoreImpl::Handle(CoreEvent event, absl::Time now) {
       event);
   CompleteTurn(turn);
   return turn.Finish();
+}
+
+void CoreImpl::On(SubmitEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<JobEntry*> job = submissions_.Submit(event, reply, turn);
+  reply.status = job.status();
+  while (turn.TakeReschedule()) {
+    decisions_.Schedule(turn);  // before the reply, which says why the job waits
+  }
+  if (job.ok()) reply.job = (*job)->View();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const SubmitArrayEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = submissions_.SubmitArray(event, reply, turn);
+  while (turn.TakeReschedule()) decisions_.Schedule(turn);
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const CancelEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
+  if (!found.ok()) {
+    reply.status = found.status();
+    turn.Act(std::move(reply));
+    return;
+  }
+  JobEntry& job = *jobs_.Find((*found)->id());
+  reply.status =
+      security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
+  life_.Cancel(job, turn);
+  reply.job = job.View();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const ChangeJobEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
+  if (!found.ok()) {
+    reply.status = found.status();
+  } else {
+    JobEntry& job = *jobs_.Find((*found)->id());
+    reply.status =
+        security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+    if (reply.status.ok()) reply.status = life_.Change(job, event, turn);
+    while (turn.TakeReschedule()) decisions_.Schedule(turn);  // the reply says where it stands
+    reply.job = job.View();
+  }
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const ChangeArrayEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = life_.ChangeArray(event, reply.array, turn);
+  while (turn.TakeReschedule()) decisions_.Schedule(turn);
+  turn.Act(std::move(reply));
 }
 
 void CoreImpl::On(const ApplyQueuesEvent& event, Turn& turn) {
@@ -313,7 +380,7 @@ void CoreImpl::CatchUp(Turn& turn) {
         break;
       case DeadlineKey::Kind::kJobDeadline:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) {
-          CheckJobDeadline(*job, turn);
+          life_.CheckDeadline(*job, turn);
         }
         break;
       case DeadlineKey::Kind::kSchedule:
@@ -338,7 +405,7 @@ void CoreImpl::CatchUp(Turn& turn) {
         break;
     }
   }
-  EndReleasedAttempts(turn);
+  life_.EndReleasedAttempts(turn);
   states_.ResolveDependents(turn);
   states_.AdmitTasks(turn);
 }
@@ -367,8 +434,8 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   CatchUp(turn);
   maintenance_.NoteDrained(workers_, deadlines_, turn);
   while (turn.TakeReschedule()) {
-    Schedule(turn);
-    EndReleasedAttempts(
+    decisions_.Schedule(turn);
+    life_.EndReleasedAttempts(
         turn);  // a job that is stopped for another one may have ranks that are gone
     states_.ResolveDependents(turn);
     states_.AdmitTasks(turn);
@@ -518,142 +585,6 @@ absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int r
 std::optional<SessionId> CoreImpl::SessionOf(const WorkerId& id) const {
   const WorkerEntry* worker = workers_.Find(id);
   return worker == nullptr ? std::nullopt : worker->session;
-}
-
-// ---- invariants ---------------------------------------------------------------------------------
-
-void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken) const {
-  const v1::StateRow& job = entry.state;
-  const auto claim = [&](bool holds, absl::string_view what) {
-    if (!holds) broken.push_back(absl::StrCat("job ", entry.fixed.id(), ": ", what));
-  };
-  const bool attempt = entry.has_attempt();
-  const v1::AttemptState state = job.attempt_state();
-  const bool depends = !job.after().empty();
-  claim(scheduling_.Waits(entry.id()) ==
-            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD &&
-             !jobs_.arrays().Waits(entry)),
-        "must wait if and only if it is live without an attempt, not held, no dependency is left, "
-        "and its array lets it");
-  claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
-        "has dependencies and is neither queued nor held");
-  for (const v1::Dependency& dependency : job.after()) {
-    if (dependency.array()) {
-      const Array* array = jobs_.arrays().FindId(dependency.job_id());
-      claim(array != nullptr && !array->live.empty(), "waits for an array that has ended");
-      continue;
-    }
-    const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
-    claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
-  }
-  claim(job.has_running_since() == (entry.up() && state != v1::ATTEMPT_STATE_ALLOCATED),
-        "its running time must count if and only if its ranks may run");
-  claim(scheduling_.Runs(entry.id()) == attempt,
-        "must be running if and only if it has an attempt");
-  switch (job.state()) {
-    case v1::JOB_STATE_QUEUED:
-      claim(!attempt, "queued with a live attempt");
-      break;
-    case v1::JOB_STATE_PLACING:
-      claim(attempt && state == v1::ATTEMPT_STATE_ALLOCATED, "placing without an allocation");
-      break;
-    case v1::JOB_STATE_STARTING:
-      claim(attempt && state == v1::ATTEMPT_STATE_BOOTSTRAPPING, "starting, not bootstrapping");
-      break;
-    case v1::JOB_STATE_RUNNING:
-      claim(attempt && (state == v1::ATTEMPT_STATE_TRAINING ||
-                        (state == v1::ATTEMPT_STATE_STOPPING &&
-                         entry.state.stop_cause() == v1::CAUSE_COMPLETED)),
-            "running without a training attempt");
-      break;
-    case v1::JOB_STATE_RECOVERING:
-      claim(!attempt || state == v1::ATTEMPT_STATE_STOPPING, "recovering with a live attempt");
-      break;
-    case v1::JOB_STATE_HELD:
-      claim(!attempt && !job.held_by().empty(), "held with a live attempt, or by nobody");
-      break;
-    case v1::JOB_STATE_RESIZING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING && job.stop_cause() == v1::CAUSE_RESIZED,
-            "resizing without an attempt that stops for that");
-      break;
-    case v1::JOB_STATE_PREEMPTING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING &&
-                job.stop_cause() != v1::CAUSE_UNSPECIFIED,
-            "preempting without an attempt that stops");
-      break;
-    case v1::JOB_STATE_STOPPING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING, "stopping without an attempt");
-      break;
-    case v1::JOB_STATE_SUCCEEDED:
-    case v1::JOB_STATE_FAILED:
-    case v1::JOB_STATE_CANCELLED:
-      claim(!attempt, "ended with a live attempt");
-      break;
-    default:
-      claim(false, absl::StrCat("state ", spec::EnumName(job.state())));
-  }
-  if (!attempt) return;
-  const v1::AttemptRow& live = entry.attempt;
-  claim(live.epoch() == job.epoch(), "attempt of another epoch");
-  claim(std::binary_search(entry.sizes().begin(), entry.sizes().end(), live.placements_size()),
-        "a gang that is not whole, or of a size that it does not have");
-  claim(entry.gang.size() == live.placements_size(), "rank map and placements differ");
-  for (int rank = 0; rank < live.placements_size(); ++rank) {
-    claim(live.placements(rank).rank() == rank, "ranks are not dense");
-    const bool gone = IsGone(entry.gang.state(rank));
-    const bool held = workers_.Holds(live.placements(rank), entry.id(), Epoch(live.epoch()));
-    claim(held == (entry.up() || !gone),
-          absl::StrCat(
-              "rank ", rank,
-              held ? " holds a slot that it released" : " has lost its slot without a release"));
-  }
-  attempts_.Check(entry, broken);
-}
-
-std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
-  std::vector<std::string> broken;
-  for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
-  accounts_.Check(jobs_, workers_, broken);
-  if (index && !scheduling_.SparesAreRight(accounts_.spare())) {
-    broken.push_back("the account of spares differs from those that are kept free");
-  }
-  CheckArrays(broken);
-  if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
-  kept_.Check(jobs_, broken);
-  for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
-  if (index && !workers_.SlotsAreRight()) {
-    broken.push_back("the index of slots differs from the workers");
-  }
-  if (index) reachability_.Check(workers_, broken);
-  if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
-  for (const auto& [id, worker] : workers_.entries()) {
-    for (const auto& [device, holders] : worker.held) {
-      std::set<JobId> jobs;
-      for (const SlotHolder& holder : holders) {
-        const JobEntry* job = jobs_.Find(holder.job);
-        if (job == nullptr || !job->has_attempt() || job->epoch() != holder.epoch) {
-          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
-                                        holder.job.value(), " epoch ", holder.epoch.value(),
-                                        ", which is not live"));
-        } else if (holder.share != spec::ShareOf(job->spec()) || !jobs.insert(holder.job).second) {
-          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
-                                        holder.job.value(), " with another share, or twice"));
-        }
-      }
-      if (worker.HeldOf(device) > kWholeDevice) {
-        broken.push_back(absl::StrCat("worker ", id.value(), " ", device,
-                                      ": the shares of those that hold it are more than it"));
-      }
-    }
-  }
-  for (const auto& [job_id, epoch] : values_.Epochs()) {
-    const JobEntry* job = jobs_.Find(job_id);
-    if (job == nullptr || !job->up() || job->epoch() != epoch) {
-      broken.push_back(absl::StrCat("job ", job_id.value(), ": bootstrap keys of epoch ",
-                                    epoch.value(), " outlived it"));
-    }
-  }
-  return broken;
 }
 
 }  // namespace muster::coordinator

@@ -44,21 +44,22 @@
 #include "coordinator/core/commits.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/deadlines.h"
+#include "coordinator/core/decisions.h"
 #include "coordinator/core/device_accounts.h"
+#include "coordinator/core/explainer.h"
 #include "coordinator/core/identity.h"
-#include "coordinator/core/job_machine.h"
+#include "coordinator/core/job_life.h"
 #include "coordinator/core/job_states.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
 #include "coordinator/core/maintenance.h"
-#include "coordinator/core/plan_record.h"
-#include "coordinator/core/planned_job.h"
 #include "coordinator/core/queues.h"
 #include "coordinator/core/reachability.h"
 #include "coordinator/core/reputation.h"
 #include "coordinator/core/reservations.h"
 #include "coordinator/core/scheduling.h"
 #include "coordinator/core/slot_keeper.h"
+#include "coordinator/core/submissions.h"
 #include "coordinator/core/tokens.h"
 #include "coordinator/core/turn.h"
 #include "coordinator/core/workers.h"
@@ -84,7 +85,9 @@ class CoreImpl : public Core {
   uint64_t last_event_sequence() const override { return log_.last_sequence(); }
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
-  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
+  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override {
+    return explainer_.Explain(about, now);
+  }
   OpenUsage Usage(absl::Time now) override {
     accounts_.Advance(now);
     return accounts_.Usage(jobs_);
@@ -97,10 +100,17 @@ class CoreImpl : public Core {
  private:
   // ---- core_impl.cc
   std::string ActorOf(const CoreEvent& event) const;
+  // Takes the spec out of the event.
+  void On(SubmitEvent& event, Turn& turn);
+  void On(const SubmitArrayEvent& event, Turn& turn);
+  void On(const CancelEvent& event, Turn& turn);
+  void On(const ChangeJobEvent& event, Turn& turn);
+  void On(const ChangeArrayEvent& event, Turn& turn);
   void On(const ApplyQueuesEvent& event, Turn& turn);
   void On(const CreateTokenEvent& event, Turn& turn);
   void On(const RevokeTokenEvent& event, Turn& turn);
   void On(const AuditEvent& event, Turn& turn) { audit_.Append(event.entry, turn); }
+  void On(const TimerFired& event, Turn& turn) {}
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
@@ -116,80 +126,9 @@ class CoreImpl : public Core {
   void ArmTimer(Turn& turn);
   void PersistJobs(Turn& turn);
   void Publish(JobEntry& job, Turn& turn);
+
+  // ---- core_invariants.cc
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
-
-  // ---- core_jobs.cc
-  // Takes the spec out of the event.
-  void On(SubmitEvent& event, Turn& turn);
-  void On(const CancelEvent& event, Turn& turn);
-  static absl::Status CheckRequestId(const std::string& request_id);
-  absl::Status Submit(SubmitEvent& event, ReplyAction& reply, Turn& turn);
-  // A job that can be accepted.
-  struct Submission {
-    v1::JobSpec spec;  // its deadline is a time
-    std::vector<v1::Dependency> after;
-  };
-  absl::StatusOr<Submission> CheckSubmission(v1::JobSpec spec, absl::Time now) const;
-  JobEntry& Accept(Submission submission, const std::string& request_id, const Caller& caller,
-                   Turn& turn);
-  void CancelJob(JobEntry& job, Turn& turn);
-  void On(const TimerFired& event, Turn& turn) {}
-  JobId NewJobId(const std::string& name);
-  WaitingJob AsWaiting(const JobEntry& job) const {
-    return coordinator::AsWaiting(job, reservations_);
-  }
-  RunningJob AsRunning(const JobEntry& job) const {
-    return coordinator::AsRunning(job, reservations_);
-  }
-  std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const {
-    return coordinator::ElasticityOf(job, reservations_);
-  }
-  // Explained without `deadline`.
-  absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
-  void Schedule(Turn& turn);
-  void CarryOut(const Start& start, Turn& turn);
-
-  // ---- core_arrays.cc
-  void On(const SubmitArrayEvent& event, Turn& turn);
-  void On(const ChangeArrayEvent& event, Turn& turn);
-  absl::Status Submit(const SubmitArrayEvent& event, ReplyAction& reply, Turn& turn);
-  absl::Status ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report, Turn& turn);
-  // kAlreadyExists: a live job or an array with live tasks has the name.
-  absl::Status CheckArrayName(const std::string& name) const;
-  // Why its tasks wait.
-  v1::ArrayOutlook OutlookOf(const Array& array, absl::Time now);
-  void CheckArrays(std::vector<std::string>& broken) const;
-
-  // ---- core_preemption.cc
-  void On(const ChangeJobEvent& event, Turn& turn);
-  absl::Status Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
-  void CarryOut(const Preempt& preempt, Turn& turn);
-  void CarryOut(const GiveUpKept& give_up, Turn& turn);
-  void CarryOut(const Resize& resize, Turn& turn);
-  absl::Status SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
-  // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
-  void Yield(JobEntry& job, const std::string& why, Turn& turn);
-  // Ends the attempts whose ranks are accounted for, and lets their jobs go on. No other method
-  // does, so that an attempt never ends while one looks at it.
-  void EndReleasedAttempts(Turn& turn);
-  void AfterRelease(JobEntry& job, const Attempts::Released& released, Turn& turn);
-  void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  // The attempt of a job that yielded is released.
-  void AfterYield(JobEntry& job, Turn& turn);
-  // Requires: it has no attempt and held_by is set.
-  void Hold(JobEntry& job, Turn& turn);
-  absl::Status Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
-                       Turn& turn);
-  void Unhold(JobEntry& job, const std::string& why, Turn& turn);
-  absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
-
-  // ---- core_deadline.cc
-  // Ends a job whose deadline has passed, or sets its timer.
-  void CheckJobDeadline(JobEntry& job, Turn& turn);
-  // Of a live job with a deadline; `waiting` says why it waits, null: it runs, or would start now.
-  static std::optional<v1::DeadlineOutlook> OutlookOf(const JobEntry& job,
-                                                      const v1::WaitReason* waiting,
-                                                      absl::Time now);
 
   // ---- core_workers.cc
   void On(const SessionOpened& event, Turn& turn);
@@ -260,6 +199,10 @@ class CoreImpl : public Core {
                      identity_,
                      {jobs_, workers_, scheduling_, reservations_, values_, deadlines_},
                      states_};
+  JobLife life_{jobs_, scheduling_, reservations_, deadlines_, states_, kept_, attempts_};
+  Decisions decisions_{jobs_, workers_, scheduling_, deadlines_, states_, kept_, attempts_, life_};
+  Submissions submissions_{rng_, jobs_, scheduling_, states_, life_};
+  Explainer explainer_{jobs_, workers_, scheduling_, reservations_};
 };
 
 }  // namespace muster::coordinator

@@ -400,7 +400,7 @@ void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
   } else {
     const std::string why = absl::StrCat("worker ", event.worker, " was removed by an operator");
     if (worker->row.state() != v1::WORKER_STATE_LOST) Lose(*worker, why, turn);
-    EndReleasedAttempts(turn);  // nothing may be held by a worker that is forgotten
+    life_.EndReleasedAttempts(turn);  // nothing may be held by a worker that is forgotten
     turn.Log(AboutWorker(event.worker, v1::EVENT_KIND_WORKER_REMOVED, why));
     deadlines_.Clear(WorkerDeadline(*worker));
     deadlines_.Clear({DeadlineKey::Kind::kReputation, event.worker});

@@ -1,25 +1,26 @@
-// Jobs that stop for others or because a user says so, slots that are kept meanwhile, and holds.
+#include "coordinator/core/job_life.h"
+
 #include <algorithm>
-#include <map>
-#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "coordinator/core/causes.h"
-#include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/planned_job.h"
 #include "proto/job_state.h"
+#include "proto/spec/deadline.h"
 #include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
-#include "proto/spec/share.h"
 #include "proto/time.h"
 #include "security/authorize.h"
 
 namespace muster::coordinator {
 namespace {
+
+constexpr int kRefusalsMax = 8;  // ArrayReport.refusals
 
 // "2, 4 and 8"; of many the first and the last.
 std::string SizesText(const std::vector<int32_t>& sizes) {
@@ -36,69 +37,6 @@ absl::Status WrongState(const JobEntry& job, absl::string_view why) {
       absl::StrCat("job ", job.fixed.id(), " is ", spec::EnumName(job.state.state()), why));
 }
 
-}  // namespace
-
-// ---- for another job ----------------------------------------------------------------------------
-
-void CoreImpl::CarryOut(const Preempt& preempt, Turn& turn) {
-  JobEntry& winner = *jobs_.Find(preempt.job);
-  const Eviction& eviction = preempt.eviction;
-  for (const JobId& id : eviction.outbid) kept_.Drop(*jobs_.Find(id), turn);
-  kept_.Drop(winner, turn);
-  const v1::JobSpec& spec = winner.spec();
-  kept_.Keep(winner, eviction.slots);
-  std::vector<std::string> stopped;
-  for (const JobId& id : eviction.stopped) {
-    const JobEntry& job = *jobs_.Find(id);
-    stopped.push_back(absl::StrCat("job ", job.name(), " (priority ", job.spec().priority(), ")"));
-  }
-  v1::Event row = About(winner, v1::EVENT_KIND_SLOTS_KEPT);
-  row.set_message(
-      absl::StrCat(eviction.slots.size(), " slot(s) are kept for it (priority ", spec.priority(),
-                   ")", stopped.empty() ? "" : "; stopped for it: ", absl::StrJoin(stopped, ", ")));
-  turn.Log(std::move(row));
-  turn.Persist(winner.id());
-  for (const JobId& id : eviction.stopped) {
-    Yield(*jobs_.Find(id),
-          absl::StrCat("its devices are wanted for job ", winner.name(), " (priority ",
-                       spec.priority(), ")"),
-          turn);
-  }
-}
-
-void CoreImpl::CarryOut(const Resize& resize, Turn& turn) {
-  JobEntry& job = *jobs_.Find(resize.resized.job);
-  const size_t ranks = resize.resized.slots.size();
-  std::string why = absl::StrCat("from ", job.size(), " to ", ranks, " rank(s): ");
-  if (!resize.for_job.value().empty()) {
-    const JobEntry& other = *jobs_.Find(resize.for_job);
-    absl::StrAppend(&why, "devices are wanted for job ", other.name(), " (priority ",
-                    other.spec().priority(), ")");
-  } else if (job.state.ranks_wanted() != 0) {
-    absl::StrAppend(&why, "a user asked for it");
-  } else {
-    absl::StrAppend(&why, "devices are free that no job waits for");
-  }
-  kept_.Keep(job, resize.resized.slots);
-  v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
-  row.set_message(absl::StrCat(ranks, " slot(s) are kept for it, with which it goes on"));
-  turn.Log(std::move(row));
-  attempts_.Stop(job, {.cause = v1::CAUSE_RESIZED, .message = why, .yields = true, .resizes = true},
-                 turn);
-}
-
-void CoreImpl::CarryOut(const GiveUpKept& give_up, Turn& turn) {
-  JobEntry& job = *jobs_.Find(give_up.job);
-  v1::Event row = About(job, v1::EVENT_KIND_SLOTS_KEPT);
-  row.set_message("the slots kept for it are given up: one of them is gone");
-  turn.Log(std::move(row));
-  kept_.Drop(job, turn);
-}
-
-void CoreImpl::Yield(JobEntry& job, const std::string& why, Turn& turn) {
-  attempts_.Stop(job, {.cause = v1::CAUSE_PREEMPTED, .message = why, .yields = true}, turn);
-}
-
 // Whether a job whose ranks were asked to stop has nothing left to do. Ranks of the engine end with
 // success only then. A command that saves a checkpoint when it is asked to stop often exits with 0,
 // too: one that goes on from its checkpoint counts as finished if it has said that it did all of
@@ -110,7 +48,13 @@ bool Finished(const JobEntry& job) {
   return !goes_on || (job.steps() > 0 && job.progress.step() >= job.steps());
 }
 
-void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
+}  // namespace
+
+void JobLife::Yield(JobEntry& job, const std::string& why, Turn& turn) {
+  attempts_.Stop(job, {.cause = v1::CAUSE_PREEMPTED, .message = why, .yields = true}, turn);
+}
+
+void JobLife::AfterYield(JobEntry& job, Turn& turn) {
   if (Finished(job)) {
     kept_.Drop(job, turn);
     return states_.Transition(job, JobEvent::kCompleted,
@@ -121,19 +65,20 @@ void CoreImpl::AfterYield(JobEntry& job, Turn& turn) {
   states_.Wait(job, turn);
 }
 
-void CoreImpl::EndReleasedAttempts(Turn& turn) {
+void JobLife::EndReleasedAttempts(Turn& turn) {
   for (const JobId& id : attempts_.FreeReleased(turn)) {
     JobEntry& job = *jobs_.Find(id);
     AfterRelease(job, attempts_.Release(job, turn), turn);
   }
 }
 
-void CoreImpl::AfterRelease(JobEntry& job, const Attempts::Released& released, Turn& turn) {
+void JobLife::AfterRelease(JobEntry& job, const Attempts::Released& released, Turn& turn) {
   const v1::AttemptEnd& end = released.end;
+  if (end.counted()) job.state.set_failures(job.state.failures() + 1);
   if (job.state.state() == v1::JOB_STATE_PREEMPTING ||
       job.state.state() == v1::JOB_STATE_RESIZING) {
     AfterYield(job, turn);
-    return CheckJobDeadline(job, turn);
+    return CheckDeadline(job, turn);
   }
   switch (released.after) {
     case v1::JOB_STATE_SUCCEEDED:
@@ -151,11 +96,11 @@ void CoreImpl::AfterRelease(JobEntry& job, const Attempts::Released& released, T
       break;
     default:
       AfterFailure(job, end, turn);
-      CheckJobDeadline(job, turn);
+      CheckDeadline(job, turn);
   }
 }
 
-void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
+void JobLife::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
   const bool advanced =
       job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
   if (IsFaultOfCluster(end.cause())) {
@@ -191,24 +136,7 @@ void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn
 
 // ---- for a user ---------------------------------------------------------------------------------
 
-void CoreImpl::On(const ChangeJobEvent& event, Turn& turn) {
-  ReplyAction reply;
-  reply.call = event.call;
-  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
-  if (!found.ok()) {
-    reply.status = found.status();
-  } else {
-    JobEntry& job = *jobs_.Find((*found)->id());
-    reply.status =
-        security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
-    if (reply.status.ok()) reply.status = Change(job, event, turn);
-    while (turn.TakeReschedule()) Schedule(turn);  // the reply says where it stands
-    reply.job = job.View();
-  }
-  turn.Act(std::move(reply));
-}
-
-absl::Status CoreImpl::Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
+absl::Status JobLife::Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
   using Change = ChangeJobEvent::Change;
   if (event.reason.size() > kReasonBytesMax) {
     return absl::InvalidArgumentError(
@@ -242,7 +170,7 @@ absl::Status CoreImpl::Change(JobEntry& job, const ChangeJobEvent& event, Turn& 
   return absl::InternalError("no such change of a job");
 }
 
-absl::Status CoreImpl::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
+absl::Status JobLife::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn) {
   if (!job.elastic()) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job.fixed.id(), " is not elastic: its resources.ranks is ",
@@ -272,8 +200,8 @@ absl::Status CoreImpl::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn&
                    ", by ", event.caller.actor, event.reason.empty() ? "" : ": ", event.reason));
   turn.Log(std::move(row));
   turn.Persist(job.id());
-  scheduling_.ChangeRunning(job.id(),
-                            [&](RunningJob& running) { running.elastic = ElasticityOf(job); });
+  scheduling_.ChangeRunning(
+      job.id(), [&](RunningJob& running) { running.elastic = ElasticityOf(job, reservations_); });
   if (scheduling_.Waits(job.id())) {
     // It is another job to the scheduler.
     kept_.Drop(job, turn);
@@ -284,8 +212,8 @@ absl::Status CoreImpl::SetSize(JobEntry& job, const ChangeJobEvent& event, Turn&
   return absl::OkStatus();
 }
 
-absl::Status CoreImpl::Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
-                               Turn& turn) {
+absl::Status JobLife::Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
+                              Turn& turn) {
   if (job.state.state() == v1::JOB_STATE_STOPPING)
     return WrongState(job, ": it is being cancelled");
   if (job.has_attempt() && !job.up() && job.state.after_release() != v1::JOB_STATE_QUEUED) {
@@ -303,14 +231,14 @@ absl::Status CoreImpl::Suspend(JobEntry& job, const ChangeJobEvent& event, const
   return absl::OkStatus();
 }
 
-void CoreImpl::Hold(JobEntry& job, Turn& turn) {
+void JobLife::Hold(JobEntry& job, Turn& turn) {
   kept_.Drop(job, turn);
   if (scheduling_.Remove(job.id())) turn.Reschedule();
   states_.Transition(job, JobEvent::kHold, absl::StrCat("held by ", job.state.held_by()), turn);
   job.waiting = JobStates::HeldReason(job);
 }
 
-void CoreImpl::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
+void JobLife::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
   if (job.state.held_by().empty()) return;
   job.state.clear_held_by();
   job.state.clear_held_since();
@@ -321,7 +249,7 @@ void CoreImpl::Unhold(JobEntry& job, const std::string& why, Turn& turn) {
   states_.Wait(job, turn);
 }
 
-absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn) {
+absl::Status JobLife::Requeue(JobEntry& job, const std::string& why, Turn& turn) {
   if (job.up()) {
     attempts_.Stop(job, {.cause = v1::CAUSE_CANCELLED, .message = why, .yields = true}, turn);
     return absl::OkStatus();
@@ -341,6 +269,91 @@ absl::Status CoreImpl::Requeue(JobEntry& job, const std::string& why, Turn& turn
   states_.Transition(job, JobEvent::kRetry, why, turn);
   states_.Wait(job, turn);
   return absl::OkStatus();
+}
+
+void JobLife::Cancel(JobEntry& job, Turn& turn) {
+  if (!job.live() || job.state.state() == v1::JOB_STATE_STOPPING) return;
+  const std::string why = "cancelled by a user";
+  if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) kept_.Drop(job, turn);
+  if (!job.has_attempt()) {
+    job.state.set_message(why);
+    if (scheduling_.Remove(job.id())) turn.Reschedule();
+    states_.Transition(job, JobEvent::kCancelIdle, why, turn);
+  } else if (job.up()) {
+    attempts_.Stop(job, {v1::CAUSE_CANCELLED, why}, turn);
+  } else if (job.state.after_release() != v1::JOB_STATE_SUCCEEDED) {
+    // Its attempt is already being released for another reason. A job that has trained all its
+    // steps is not cancelled any more.
+    job.state.set_after_release(v1::JOB_STATE_CANCELLED);
+    states_.Transition(job, JobEvent::kCancel, why, turn);
+  }
+}
+
+absl::Status JobLife::ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report,
+                                  Turn& turn) {
+  const Array* array = jobs_.FindArray(event.array);
+  if (array == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no array has the name or id ",
+                                            spec::Quoted(event.array),
+                                            "; `muster get jobs` lists them"));
+  }
+  if (event.reason.size() > kReasonBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reason: ", event.reason.size(), " bytes; at most ", kReasonBytesMax));
+  }
+  for (const JobId& id : array->live) {
+    const JobEntry& job = *jobs_.Find(id);
+    RETURN_IF_ERROR(
+        security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue()));
+  }
+  report = ReportOf(*array);
+  report.set_ended(static_cast<int32_t>(array->tasks - static_cast<int64_t>(array->live.size())));
+  std::vector<JobId> live;
+  for (const auto& [index, id] : array->jobs) {
+    if (array->live.contains(id)) live.push_back(id);
+  }
+  for (const JobId& id : live) {
+    JobEntry& job = *jobs_.Find(id);
+    absl::Status changed;
+    if (!event.change.has_value()) {
+      Cancel(job, turn);
+    } else {
+      changed =
+          Change(job, {event.call, id.value(), *event.change, event.reason, event.caller}, turn);
+    }
+    if (changed.ok()) {
+      report.set_changed(report.changed() + 1);
+      continue;
+    }
+    report.set_refused(report.refused() + 1);
+    if (report.refusals_size() < kRefusalsMax) {
+      report.add_refusals(std::string(changed.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- by a time
+// -----------------------------------------------------------------------------------
+
+void JobLife::CheckDeadline(JobEntry& job, Turn& turn) {
+  const absl::Time deadline = spec::DeadlineOf(job.spec());
+  if (!job.live() || deadline == absl::InfiniteFuture()) return;
+  if (turn.now() < deadline) {
+    deadlines_.Set({DeadlineKey::Kind::kJobDeadline, job.fixed.id()}, deadline);
+    return;
+  }
+  const std::string why =
+      absl::StrCat("it had not ended by its deadline, ", spec::DeadlineText(deadline));
+  if (job.up()) return attempts_.Stop(job, {v1::CAUSE_DEADLINE, why}, turn);
+  if (job.has_attempt()) return;  // Release looks at it again, if it has not ended then
+  kept_.Drop(job, turn);
+  if (scheduling_.Remove(job.id())) turn.Reschedule();
+  job.state.set_message(absl::StrCat("deadline: ", why));
+  states_.Transition(
+      job,
+      job.state.state() == v1::JOB_STATE_RECOVERING ? JobEvent::kGivenUp : JobEvent::kCannotStart,
+      job.state.message(), turn);
 }
 
 }  // namespace muster::coordinator
