@@ -73,6 +73,31 @@ void Attempts::Transition(JobEntry& job, AttemptEvent event, const std::string& 
   turn.Persist(job.id());
 }
 
+absl::Status Attempts::Recover(const JobEntry& job) {
+  for (const v1::Placement& placement : job.attempt.placements()) {
+    if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
+    if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+      return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
+                                              placement.worker(), ", which has no row"));
+    }
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+  }
+  for (const v1::Placement& placement : job.attempt.leaving()) {
+    if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+      return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
+                                              placement.worker(), ", which has no row"));
+    }
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+  }
+  scheduling_.RecoverRunning(job.id(), AsRunning(job, reservations_));
+  return absl::OkStatus();
+}
+
+void Attempts::Resume(JobEntry& job, Turn& turn) {
+  deadlines_.Set(AttemptDeadline(job), turn.now());
+  clock_.Resume(job, turn);
+}
+
 void Attempts::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
   v1::StateRow& state = job.state;
   state.set_epoch(std::max(state.epoch() + 1, state.epoch_floor()));
@@ -87,7 +112,7 @@ void Attempts::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   state.clear_stop_message();
   state.clear_between();
   state.set_stop_rank(-1);
-  KeepPast(job, turn);
+  job.KeepPast(turn.batch());
   v1::AttemptRow& attempt = job.attempt;
   state.clear_launched_membership();
   attempt.Clear();
@@ -474,37 +499,11 @@ v1::AttemptEnd Attempts::EndOf(const JobEntry& job, const Turn& turn) {
   return end;
 }
 
-void Attempts::AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
-  const auto key = [&job](uint64_t epoch) {
-    return schema::Encode(schema::JobKey{job.id(), {epoch}});
-  };
-  turn.batch().Put(Table::kEnds, key(end.epoch()), schema::Serialize(end));
-  job.ends.push_back(end);
-  while (job.ends.size() > kAttemptEndsMax) {
-    turn.batch().Delete(Table::kEnds, key(job.ends.front().epoch()));
-    job.ends.pop_front();
-  }
-  job.history_changed = true;
-}
-
-// Only the newest attempt keeps its ranks; the others keep where they ran.
-void Attempts::KeepPast(JobEntry& job, Turn& turn) {
-  if (job.attempt.epoch() == 0) return;
-  job.attempt.clear_ranks();
-  job.PutAttempt(turn.batch());
-  job.past_attempts.push_back(std::move(job.attempt));
-  while (job.past_attempts.size() > kPastAttemptsMax) {
-    turn.batch().Delete(Table::kAttempts, schema::Encode(schema::JobKey{
-                                              job.id(), {job.past_attempts.front().epoch()}}));
-    job.past_attempts.pop_front();
-  }
-}
-
 Attempts::Released Attempts::Release(JobEntry& job, Turn& turn) {
   Transition(job, AttemptEvent::kAllReleased, "its devices are accounted for", turn);
   v1::AttemptEnd end = EndOf(job, turn);
   job.phase.clear();
-  AddEnd(job, end, turn);
+  job.AddEnd(end, turn.batch());
   job.state.set_furthest_step(std::max(job.state.furthest_step(), end.step()));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());

@@ -55,6 +55,14 @@ class Attempts {
         deadlines_(tables.deadlines),
         states_(states) {}
 
+  // ---- after a restart
+  // Takes over the slots that the attempt holds. kDataLoss: one is on an unknown worker. Requires:
+  // the job has an attempt; so does the next one.
+  absl::Status Recover(const JobEntry& job);
+  // Its deadlines are due.
+  void Resume(JobEntry& job, Turn& turn);
+
+  // ---- the beginning, and what ends it
   // Requires: the job waits no more, has no attempt, and the slots are free.
   void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
   // Requires: the job is up.
@@ -119,8 +127,6 @@ class Attempts {
   static void TellWorkers(const JobEntry& job, Turn& turn);
   // Every rank of the attempt may be accounted for.
   static void FreeAllSlots(const JobEntry& job, Turn& turn);
-  static void AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  static void KeepPast(JobEntry& job, Turn& turn);
   static v1::AttemptEnd EndOf(const JobEntry& job, const Turn& turn);
   bool AnyWorkerAway(const JobEntry& job) const;
 

@@ -9,10 +9,8 @@
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
 #include "coordinator/core/plan_record.h"
-#include "coordinator/core/planned_job.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
-#include "proto/spec/share.h"
 #include "proto/time.h"
 #include "security/authorize.h"
 
@@ -79,23 +77,9 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
   for (auto& [sequence, loaded] : jobs) {
     JobEntry& job = jobs_.Add(std::move(loaded));
     kept_.Recover(job);
-    if (!job.has_attempt()) continue;
-    for (const v1::Placement& placement : job.attempt.placements()) {
-      if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
-      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
-                                                placement.worker(), ", which has no row"));
-      }
-      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+    if (job.has_attempt()) {
+      RETURN_IF_ERROR(attempts_.Recover(job));
     }
-    for (const v1::Placement& placement : job.attempt.leaving()) {
-      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
-                                                placement.worker(), ", which has no row"));
-      }
-      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
-    }
-    scheduling_.RecoverRunning(job.id(), AsRunning(job, reservations_));
   }
   return absl::OkStatus();
 }
@@ -138,16 +122,8 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   event.set_message(absl::StrCat("coordinator of cluster ", identity_.cluster_id,
                                  " started, leader term ", identity_.leader_term));
   turn.Log(std::move(event));
-  for (const auto& [id, worker] : workers_.entries()) {
-    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
-    reachability_.Note(worker, workers_, now);
-    deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
-  }
-  maintenance_.Recover(workers_, deadlines_, now);
-  for (const auto& [id, worker] : workers_.entries()) {
-    reputation::Recover(worker, scheduling_.tree(), deadlines_);
-  }
-  reservations_.Refresh(workers_, deadlines_);
+  worker_life_.Recover(now);
+  fleet_.Recover(now);
   states_.ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
@@ -162,14 +138,7 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
       deadlines_.Set({DeadlineKey::Kind::kJobDeadline, id.value()}, now);
     }
     if (job.has_attempt()) {
-      deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
-      // A state of a version that did not count has no beginning.
-      if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
-          !job.state.has_running_since()) {
-        *job.state.mutable_running_since() = ToProto(now);
-        turn.Persist(id);
-      }
-      deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
+      attempts_.Resume(job, turn);
     } else if (job.state.state() == v1::JOB_STATE_HELD) {
       if (!job.state.after().empty()) states_.AwaitDependencies(job, turn);
       job.waiting = JobStates::HeldReason(job);
@@ -188,7 +157,7 @@ CoreOutput CoreImpl::Handle(CoreEvent event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
   accounts_.Advance(now);
   ForgivePause(turn);
-  reachability_.Observe(workers_, now);
+  worker_life_.Observe(now);
   std::visit(
       [&](auto& e) {
         On(e, turn);
@@ -265,13 +234,71 @@ void CoreImpl::On(const ChangeArrayEvent& event, Turn& turn) {
   turn.Act(std::move(reply));
 }
 
+void CoreImpl::On(const SessionOpened& event, Turn& turn) {
+  WorkerEntry* worker = worker_life_.Open(event, turn);
+  if (worker == nullptr) return;
+  reports_.Apply(*worker, event.hello.observed(), /*hello=*/true, turn);
+  turn.DesiredChanged(worker->id());
+  turn.Reschedule();
+}
+
+void CoreImpl::On(const SessionMessage& event, Turn& turn) {
+  WorkerEntry* worker = worker_life_.Receive(event, turn);
+  if (worker == nullptr) return;
+  const v1::FromWorker& message = event.message;
+  switch (message.kind_case()) {
+    case v1::FromWorker::kObserved:
+      reports_.Apply(*worker, message.observed(), /*hello=*/false, turn);
+      break;
+    case v1::FromWorker::kPut:
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.put().job_id(), message.put().epoch(), message.put().membership());
+          current.ok()) {
+        values_.Put(event.session, message.put(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.put().request(), current, "", turn);
+      }
+      break;
+    case v1::FromWorker::kGet:
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.get().job_id(), message.get().epoch(), message.get().membership());
+          current.ok()) {
+        values_.Get(event.session, message.get(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.get().request(), current, "", turn);
+      }
+      break;
+    case v1::FromWorker::kCommit:
+      if (JobEntry* job = commits_.Commit(*worker, message.commit(), turn); job != nullptr) {
+        fleet_.AfterCheckpoint(*job, turn);
+      }
+      break;
+    case v1::FromWorker::kNotice:
+      commits_.Notice(*worker, message.notice(), turn);
+      break;
+    case v1::FromWorker::kHello:
+    case v1::FromWorker::kLog:  // the shell has taken replies to its own requests
+    case v1::FromWorker::kCollectives:
+    case v1::FromWorker::kProfile:
+    case v1::FromWorker::KIND_NOT_SET:
+      break;
+  }
+}
+
+void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = fleet_.Remove(event, turn);
+  turn.Act(std::move(reply));
+}
+
 void CoreImpl::On(const ApplyQueuesEvent& event, Turn& turn) {
   ReplyAction reply;
   reply.call = event.call;
   reply.status = queues_.Define(event.policy, scheduling_, turn);
   if (reply.status.ok()) {
     for (auto& [id, worker] : workers_.entries()) {
-      reputation::Review(worker, scheduling_.tree(), workers_, deadlines_, turn);
+      fleet_.ReviewReputation(worker, turn);
     }
     reply.warnings = scheduling_.WarningsOf(event.policy);
   }
@@ -324,13 +351,7 @@ void CoreImpl::ForgivePause(Turn& turn) {
   const absl::Duration away = turn.now() - std::exchange(last_turn_, turn.now());
   // Without a timer nothing is watched, and no turn was due.
   if (armed_ == absl::InfiniteFuture() || away <= kTurnIntervalMax + kPauseMin) return;
-  // Streams may have broken in a long pause: as after a restart, daemons get the full time to come
-  // back.
-  const bool long_pause = away >= config_.unreachable_after;
-  for (auto& [id, worker] : workers_.entries()) {
-    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
-    worker.last_heard = long_pause ? turn.now() : std::min(turn.now(), worker.last_heard + away);
-  }
+  worker_life_.ForgivePause(away, turn.now());
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     if (!job.has_attempt()) continue;
@@ -367,7 +388,7 @@ void CoreImpl::CatchUp(Turn& turn) {
     switch (due.kind) {
       case DeadlineKey::Kind::kWorker:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          CheckWorker(*worker, turn);
+          worker_life_.Check(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kAttempt:
@@ -387,21 +408,20 @@ void CoreImpl::CatchUp(Turn& turn) {
         turn.Reschedule();
         break;
       case DeadlineKey::Kind::kPublish:
-        for (const JobId& id : std::exchange(unpublished_, {})) turn.Progressed(id);
+        publisher_.PublishLate(turn);
         break;
       case DeadlineKey::Kind::kDrain:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          CheckDrain(*worker, turn);
+          fleet_.CheckDrain(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kReputation:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          reputation::Review(*worker, scheduling_.tree(), workers_, deadlines_, turn);
+          fleet_.ReviewReputation(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kReservations:
-        reservations_.Expire(workers_, deadlines_, turn);
-        states_.ReservationsChanged(turn);
+        fleet_.ExpireReservations(turn);
         break;
     }
   }
@@ -432,7 +452,7 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     }
   }
   CatchUp(turn);
-  maintenance_.NoteDrained(workers_, deadlines_, turn);
+  fleet_.NoteDrained(turn);
   while (turn.TakeReschedule()) {
     decisions_.Schedule(turn);
     life_.EndReleasedAttempts(
@@ -442,61 +462,13 @@ void CoreImpl::CompleteTurn(Turn& turn) {
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
-    if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
+    if (worker != nullptr && worker->session.has_value()) desired_.Send(*worker, turn);
   }
   accounts_.BringUpToDate(jobs_, workers_, scheduling_.Spares(), turn);
   jobs_.ForgetOldest(turn);
-  PersistJobs(turn);
+  publisher_.Persist(turn);
   Queues::PutUsage(scheduling_, turn);
   ArmTimer(turn);
-}
-
-void CoreImpl::PersistJobs(Turn& turn) {
-  std::set<JobId> changed = turn.changed();
-  bool accounts = false;
-  for (const JobId& id : turn.persist()) {
-    JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;  // an old ended job, forgotten in this turn
-    accounts |= job->account_changed;
-    job->PutState(turn.batch());
-    job->PutProgress(turn.batch(), turn.now());
-    changed.insert(id);
-  }
-  for (const JobId& id : turn.progressed()) {
-    JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;
-    if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
-      job->PutProgress(turn.batch(), turn.now());
-      if (job->account_changed) {
-        accounts = true;
-        job->PutState(turn.batch());
-      }
-    }
-    changed.insert(id);
-  }
-  accounts_.PutFleet(accounts, turn.batch());
-  for (const JobId& id : changed) {
-    if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
-  }
-}
-
-// Every report of a large gang changes a rank, and each publication of its ranks copies all of
-// them.
-void CoreImpl::Publish(JobEntry& job, Turn& turn) {
-  const bool later = job.has_attempt() && job.gang.size() > kPublishedAtOnceMax &&
-                     turn.now() - job.ranks_published_at < kPublishInterval;
-  if (!later) {
-    job.ranks_published_at = turn.now();
-    unpublished_.erase(job.id());
-  } else {
-    if (unpublished_.empty()) {
-      deadlines_.Set({DeadlineKey::Kind::kPublish, ""}, turn.now() + kPublishInterval);
-    }
-    unpublished_.insert(job.id());
-    // The rest is worth a publication of its own only where it became durable.
-    if (!turn.persist().contains(job.id()) && !turn.changed().contains(job.id())) return;
-  }
-  turn.Act(JobChanged{job.id(), job.fixed.submit_sequence(), job.TakeChangedParts(!later)});
 }
 
 // ---- reads --------------------------------------------------------------------------------------
@@ -521,43 +493,8 @@ std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* ne
 
 std::vector<v1::Worker> CoreImpl::ListWorkers() const {
   std::vector<v1::Worker> out;
-  for (const auto& [id, worker] : workers_.entries()) out.push_back(ViewOf(worker));
+  for (const auto& [id, worker] : workers_.entries()) out.push_back(fleet_.ViewOf(worker));
   return out;
-}
-
-v1::Worker CoreImpl::ViewOf(const WorkerEntry& worker) const {
-  v1::Worker row = worker.row;
-  row.clear_identity();
-  *row.mutable_last_heard() = ToProto(worker.last_heard);
-  row.set_slots(row.devices_size());
-  int free = 0;
-  int64_t used = 0;
-  for (v1::Device& device : *row.mutable_devices()) {
-    const int32_t thousandths = worker.HeldOf(device.name());
-    if (worker.Ready() && device.unusable().empty() && thousandths == 0) ++free;
-    used += thousandths;
-    device.set_used(static_cast<double>(thousandths) / kWholeDevice);
-    device.clear_jobs();
-    if (thousandths == 0) continue;
-    std::set<std::string> jobs;
-    for (const SlotHolder& holder : worker.held.at(device.name())) {
-      jobs.insert(jobs_.Find(holder.job)->name());
-    }
-    for (const std::string& job : jobs) device.add_jobs(job);
-  }
-  row.set_slots_free(free);
-  row.set_slots_used(static_cast<double>(used) / kWholeDevice);
-  std::set<std::string> names;
-  for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
-  for (const std::string& name : names) row.add_jobs(name);
-  const DomainPath path = workers_.topology().PathOf(worker.row);
-  for (size_t depth = kDomainLevels.size(); depth-- > 0;) {
-    if (path.names[depth].empty()) continue;
-    v1::TopologyDomain& domain = *row.add_domains();
-    domain.set_level(kDomainLevels[depth]);
-    domain.set_name(path.names[depth]);
-  }
-  return row;
 }
 
 absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int rank) const {

@@ -133,7 +133,7 @@ std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
   if (index && !workers_.SlotsAreRight()) {
     broken.push_back("the index of slots differs from the workers");
   }
-  if (index) reachability_.Check(workers_, broken);
+  if (index) worker_life_.CheckIndex(broken);
   if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
   for (const auto& [id, worker] : workers_.entries()) {
     for (const auto& [device, holders] : worker.held) {

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/elastic.h"
 
@@ -192,6 +193,30 @@ void JobEntry::PutSpec(Batch& batch) const {
 void JobEntry::PutAttempt(Batch& batch) const {
   batch.Put(Table::kAttempts, schema::Encode(schema::JobKey{id(), {attempt.epoch()}}),
             schema::Serialize(attempt));
+}
+
+void JobEntry::AddEnd(const v1::AttemptEnd& end, Batch& batch) {
+  const auto key = [this](uint64_t epoch) { return schema::Encode(schema::JobKey{id(), {epoch}}); };
+  batch.Put(Table::kEnds, key(end.epoch()), schema::Serialize(end));
+  ends.push_back(end);
+  while (ends.size() > kAttemptEndsMax) {
+    batch.Delete(Table::kEnds, key(ends.front().epoch()));
+    ends.pop_front();
+  }
+  history_changed = true;
+}
+
+// Only the newest attempt keeps its ranks; the others keep where they ran.
+void JobEntry::KeepPast(Batch& batch) {
+  if (attempt.epoch() == 0) return;
+  attempt.clear_ranks();
+  PutAttempt(batch);
+  past_attempts.push_back(std::move(attempt));
+  while (past_attempts.size() > kPastAttemptsMax) {
+    batch.Delete(Table::kAttempts,
+                 schema::Encode(schema::JobKey{id(), {past_attempts.front().epoch()}}));
+    past_attempts.pop_front();
+  }
 }
 
 void JobEntry::Delete(Batch& batch) const {

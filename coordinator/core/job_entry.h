@@ -101,6 +101,11 @@ struct JobEntry {
   void PutSpec(Batch& batch) const;
   // Adds the row of the newest attempt.
   void PutAttempt(Batch& batch) const;
+  // Adds the end of the newest attempt, and its row; at most kAttemptEndsMax are kept.
+  void AddEnd(const v1::AttemptEnd& end, Batch& batch);
+  // Files the newest attempt, if there is one, with those before it. Requires: it has ended, and
+  // `attempt` is set anew.
+  void KeepPast(Batch& batch);
   // Removes all rows.
   void Delete(Batch& batch) const;
 

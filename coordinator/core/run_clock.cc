@@ -23,6 +23,16 @@ void RunClock::Start(JobEntry& job, Turn& turn) {
   ExpectEnd(job, turn);
 }
 
+void RunClock::Resume(JobEntry& job, Turn& turn) {
+  // A state of a version that did not count has no beginning.
+  if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
+      !job.state.has_running_since()) {
+    *job.state.mutable_running_since() = ToProto(turn.now());
+    turn.Persist(job.id());
+  }
+  deadlines_.Set(TimeLimit(job), turn.now());
+}
+
 void RunClock::Stop(JobEntry& job, Turn& turn) {
   if (!job.state.has_running_since()) return;
   // The clock may have been set back.

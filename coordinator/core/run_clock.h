@@ -23,6 +23,8 @@ class RunClock {
   // Running time begins to count, and stops.
   void Start(JobEntry& job, Turn& turn);
   void Stop(JobEntry& job, Turn& turn);
+  // After a restart: the deadline is due.
+  void Resume(JobEntry& job, Turn& turn);
   // Why a job stops that has run for its time_limit, or sets the deadline of one that has not.
   std::optional<StopReason> CheckLimit(const JobEntry& job, Turn& turn);
   // Takes down when the job is expected to end, if that has changed by more than reports differ.
