@@ -103,4 +103,12 @@ const Array* ArrayTable::FindName(const std::string& name) const {
   return named == by_name_.end() ? nullptr : FindId(named->second.rbegin()->second);
 }
 
+v1::ArrayReport ReportOf(const Array& array) {
+  v1::ArrayReport report;
+  report.set_array(array.name);
+  report.set_array_id(array.id);
+  report.set_tasks(array.tasks);
+  return report;
+}
+
 }  // namespace muster::coordinator

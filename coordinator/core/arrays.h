@@ -62,6 +62,9 @@ class ArrayTable {
   std::set<std::string> left_;                                      // a task has left it
 };
 
+// Without what has become of its tasks.
+v1::ArrayReport ReportOf(const Array& array);
+
 }  // namespace muster::coordinator
 
 #endif  // MUSTER_COORDINATOR_CORE_ARRAYS_H_

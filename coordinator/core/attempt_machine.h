@@ -20,7 +20,7 @@ namespace muster::coordinator {
 //                                                     STOPPING --kAllReleased--> RELEASED
 //
 // With kReplace some ranks have other devices, and the membership of the attempt grows; while it is
-// ALLOCATED, only the membership changes (core_membership.cc).
+// ALLOCATED, only the membership changes (membership.h).
 //
 // RELEASED means that every daemon has proven its devices free or is lost; the devices of a lost
 // one are not used until it returns and proves it.

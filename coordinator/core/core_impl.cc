@@ -5,15 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
+#include "coordinator/core/plan_record.h"
 #include "coordinator/core/restore.h"
 #include "coordinator/core/schema.h"
-#include "proto/spec/names.h"
-#include "proto/spec/share.h"
 #include "proto/time.h"
+#include "security/authorize.h"
 
 namespace muster::coordinator {
 
@@ -31,14 +30,14 @@ absl::Status CoreImpl::Load(Store& store, absl::Time now) {
                    store.Get(Table::kMeta, kMetaClusterId));
   if (!cluster.has_value())
     return absl::DataLossError("the store has no cluster id; restore it from a backup");
-  cluster_id_ = *cluster;
+  identity_.cluster_id = *cluster;
   ASSIGN_OR_RETURN(const std::optional<std::string> history,
                    store.Get(Table::kMeta, schema::kHistoryId));
-  history_id_ = history.value_or("");
+  identity_.history_id = history.value_or("");
   ASSIGN_OR_RETURN(const std::optional<std::string> term,
                    store.Get(Table::kMeta, schema::kLeaderTerm));
   if (term.has_value()) {
-    ASSIGN_OR_RETURN(leader_term_, schema::DecodeU64(*term));
+    ASSIGN_OR_RETURN(identity_.leader_term, schema::DecodeU64(*term));
   }
   ASSIGN_OR_RETURN(const std::optional<std::string> last,
                    store.Get(Table::kMeta, schema::kLastEvent));
@@ -77,24 +76,10 @@ absl::Status CoreImpl::RecoverJobs(Store& store, absl::Time now) {
   ASSIGN_OR_RETURN(Jobs jobs, LoadJobs(store, now));
   for (auto& [sequence, loaded] : jobs) {
     JobEntry& job = jobs_.Add(std::move(loaded));
-    RecoverKept(job);
-    if (!job.has_attempt()) continue;
-    for (const v1::Placement& placement : job.attempt.placements()) {
-      if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
-      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
-                                                placement.worker(), ", which has no row"));
-      }
-      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+    kept_.Recover(job);
+    if (job.has_attempt()) {
+      RETURN_IF_ERROR(attempts_.Recover(job));
     }
-    for (const v1::Placement& placement : job.attempt.leaving()) {
-      if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
-        return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
-                                                placement.worker(), ", which has no row"));
-      }
-      workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
-    }
-    scheduling_.RecoverRunning(job.id(), AsRunning(job));
   }
   return absl::OkStatus();
 }
@@ -115,12 +100,12 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   Turn turn(now, "coordinator", log_, state_log_);
   accounts_.Advance(now);
   accounts_.Begin(jobs_, workers_, turn);
-  state_log_.set_term(++leader_term_);
+  state_log_.set_term(++identity_.leader_term);
   last_turn_ = now;
-  turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(leader_term_));
-  if (history_id_.empty()) {  // of a new store, or of a version that had none
-    history_id_ = NewHistoryId(rng_);
-    turn.batch().Put(Table::kMeta, schema::kHistoryId, history_id_);
+  turn.batch().Put(Table::kMeta, schema::kLeaderTerm, schema::EncodeU64(identity_.leader_term));
+  if (identity_.history_id.empty()) {  // of a new store, or of a version that had none
+    identity_.history_id = NewHistoryId(rng_);
+    turn.batch().Put(Table::kMeta, schema::kHistoryId, identity_.history_id);
   }
   const v1::PlanConditions conditions = ConditionsOf(config_.topology);
   if (std::string row = schema::Serialize(conditions); row != stored_conditions_) {
@@ -134,20 +119,12 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   v1::Event event;
   event.set_kind(v1::EVENT_KIND_COORDINATOR_STARTED);
   event.set_rank(-1);
-  event.set_message(
-      absl::StrCat("coordinator of cluster ", cluster_id_, " started, leader term ", leader_term_));
+  event.set_message(absl::StrCat("coordinator of cluster ", identity_.cluster_id,
+                                 " started, leader term ", identity_.leader_term));
   turn.Log(std::move(event));
-  for (const auto& [id, worker] : workers_.entries()) {
-    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
-    reachability_.Note(worker, workers_, now);
-    deadlines_.Set({DeadlineKey::Kind::kWorker, id.value()}, now);
-  }
-  maintenance_.Recover(workers_, deadlines_, now);
-  for (const auto& [id, worker] : workers_.entries()) {
-    reputation::Recover(worker, scheduling_.tree(), deadlines_);
-  }
-  reservations_.Refresh(workers_, deadlines_);
-  ReservationsChanged(turn);
+  worker_life_.Recover(now);
+  fleet_.Recover(now);
+  states_.ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     // The clock may have been set back since the back-off was decided. What plans are made from is
@@ -161,19 +138,12 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
       deadlines_.Set({DeadlineKey::Kind::kJobDeadline, id.value()}, now);
     }
     if (job.has_attempt()) {
-      deadlines_.Set({DeadlineKey::Kind::kAttempt, id.value()}, now);
-      // A state of a version that did not count has no beginning.
-      if (job.up() && job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED &&
-          !job.state.has_running_since()) {
-        *job.state.mutable_running_since() = ToProto(now);
-        turn.Persist(id);
-      }
-      deadlines_.Set({DeadlineKey::Kind::kTimeLimit, id.value()}, now);
+      attempts_.Resume(job, turn);
     } else if (job.state.state() == v1::JOB_STATE_HELD) {
-      if (!job.state.after().empty()) AwaitDependencies(job, turn);
-      job.waiting = HeldReason(job);
+      if (!job.state.after().empty()) states_.AwaitDependencies(job, turn);
+      job.waiting = JobStates::HeldReason(job);
     } else {
-      Wait(job, turn);
+      states_.Wait(job, turn);
     }
   }
   for (const auto& [id, job] : jobs_.entries()) turn.Changed(id);
@@ -187,7 +157,7 @@ CoreOutput CoreImpl::Handle(CoreEvent event, absl::Time now) {
   Turn turn(now, ActorOf(event), log_, state_log_);
   accounts_.Advance(now);
   ForgivePause(turn);
-  reachability_.Observe(workers_, now);
+  worker_life_.Observe(now);
   std::visit(
       [&](auto& e) {
         On(e, turn);
@@ -198,13 +168,137 @@ CoreOutput CoreImpl::Handle(CoreEvent event, absl::Time now) {
   return turn.Finish();
 }
 
+void CoreImpl::On(SubmitEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<JobEntry*> job = submissions_.Submit(event, reply, turn);
+  reply.status = job.status();
+  while (turn.TakeReschedule()) {
+    decisions_.Schedule(turn);  // before the reply, which says why the job waits
+  }
+  if (job.ok()) reply.job = (*job)->View();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const SubmitArrayEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = submissions_.SubmitArray(event, reply, turn);
+  while (turn.TakeReschedule()) decisions_.Schedule(turn);
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const CancelEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
+  if (!found.ok()) {
+    reply.status = found.status();
+    turn.Act(std::move(reply));
+    return;
+  }
+  JobEntry& job = *jobs_.Find((*found)->id());
+  reply.status =
+      security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+  if (!reply.status.ok()) {
+    turn.Act(std::move(reply));
+    return;
+  }
+  life_.Cancel(job, turn);
+  reply.job = job.View();
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const ChangeJobEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  const absl::StatusOr<const JobEntry*> found = jobs_.Resolve(event.job);
+  if (!found.ok()) {
+    reply.status = found.status();
+  } else {
+    JobEntry& job = *jobs_.Find((*found)->id());
+    reply.status =
+        security::AuthorizeChange(event.caller.principal, job.fixed.owner(), job.spec().queue());
+    if (reply.status.ok()) reply.status = life_.Change(job, event, turn);
+    while (turn.TakeReschedule()) decisions_.Schedule(turn);  // the reply says where it stands
+    reply.job = job.View();
+  }
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const ChangeArrayEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = life_.ChangeArray(event, reply.array, turn);
+  while (turn.TakeReschedule()) decisions_.Schedule(turn);
+  turn.Act(std::move(reply));
+}
+
+void CoreImpl::On(const SessionOpened& event, Turn& turn) {
+  WorkerEntry* worker = worker_life_.Open(event, turn);
+  if (worker == nullptr) return;
+  reports_.Apply(*worker, event.hello.observed(), /*hello=*/true, turn);
+  turn.DesiredChanged(worker->id());
+  turn.Reschedule();
+}
+
+void CoreImpl::On(const SessionMessage& event, Turn& turn) {
+  WorkerEntry* worker = worker_life_.Receive(event, turn);
+  if (worker == nullptr) return;
+  const v1::FromWorker& message = event.message;
+  switch (message.kind_case()) {
+    case v1::FromWorker::kObserved:
+      reports_.Apply(*worker, message.observed(), /*hello=*/false, turn);
+      break;
+    case v1::FromWorker::kPut:
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.put().job_id(), message.put().epoch(), message.put().membership());
+          current.ok()) {
+        values_.Put(event.session, message.put(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.put().request(), current, "", turn);
+      }
+      break;
+    case v1::FromWorker::kGet:
+      if (const absl::Status current = attempts_.CheckCurrent(
+              *worker, message.get().job_id(), message.get().epoch(), message.get().membership());
+          current.ok()) {
+        values_.Get(event.session, message.get(), turn);
+      } else {
+        KeyValue::Reply(event.session, message.get().request(), current, "", turn);
+      }
+      break;
+    case v1::FromWorker::kCommit:
+      if (JobEntry* job = commits_.Commit(*worker, message.commit(), turn); job != nullptr) {
+        fleet_.AfterCheckpoint(*job, turn);
+      }
+      break;
+    case v1::FromWorker::kNotice:
+      commits_.Notice(*worker, message.notice(), turn);
+      break;
+    case v1::FromWorker::kHello:
+    case v1::FromWorker::kLog:  // the shell has taken replies to its own requests
+    case v1::FromWorker::kCollectives:
+    case v1::FromWorker::kProfile:
+    case v1::FromWorker::KIND_NOT_SET:
+      break;
+  }
+}
+
+void CoreImpl::On(const RemoveWorkerEvent& event, Turn& turn) {
+  ReplyAction reply;
+  reply.call = event.call;
+  reply.status = fleet_.Remove(event, turn);
+  turn.Act(std::move(reply));
+}
+
 void CoreImpl::On(const ApplyQueuesEvent& event, Turn& turn) {
   ReplyAction reply;
   reply.call = event.call;
   reply.status = queues_.Define(event.policy, scheduling_, turn);
   if (reply.status.ok()) {
     for (auto& [id, worker] : workers_.entries()) {
-      reputation::Review(worker, scheduling_.tree(), workers_, deadlines_, turn);
+      fleet_.ReviewReputation(worker, turn);
     }
     reply.warnings = scheduling_.WarningsOf(event.policy);
   }
@@ -257,13 +351,7 @@ void CoreImpl::ForgivePause(Turn& turn) {
   const absl::Duration away = turn.now() - std::exchange(last_turn_, turn.now());
   // Without a timer nothing is watched, and no turn was due.
   if (armed_ == absl::InfiniteFuture() || away <= kTurnIntervalMax + kPauseMin) return;
-  // Streams may have broken in a long pause: as after a restart, daemons get the full time to come
-  // back.
-  const bool long_pause = away >= config_.unreachable_after;
-  for (auto& [id, worker] : workers_.entries()) {
-    if (worker.row.state() == v1::WORKER_STATE_LOST) continue;
-    worker.last_heard = long_pause ? turn.now() : std::min(turn.now(), worker.last_heard + away);
-  }
+  worker_life_.ForgivePause(away, turn.now());
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
     if (!job.has_attempt()) continue;
@@ -300,49 +388,50 @@ void CoreImpl::CatchUp(Turn& turn) {
     switch (due.kind) {
       case DeadlineKey::Kind::kWorker:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          CheckWorker(*worker, turn);
+          worker_life_.Check(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kAttempt:
-        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckDeadlines(*job, turn);
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr)
+          attempts_.CheckDeadlines(*job, turn);
         break;
       case DeadlineKey::Kind::kTimeLimit:
-        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) CheckTimeLimit(*job, turn);
+        if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr)
+          attempts_.CheckTimeLimit(*job, turn);
         break;
       case DeadlineKey::Kind::kJobDeadline:
         if (JobEntry* job = jobs_.Find(JobId(due.id)); job != nullptr) {
-          CheckJobDeadline(*job, turn);
+          life_.CheckDeadline(*job, turn);
         }
         break;
       case DeadlineKey::Kind::kSchedule:
         turn.Reschedule();
         break;
       case DeadlineKey::Kind::kPublish:
-        for (const JobId& id : std::exchange(unpublished_, {})) turn.Progressed(id);
+        publisher_.PublishLate(turn);
         break;
       case DeadlineKey::Kind::kDrain:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          CheckDrain(*worker, turn);
+          fleet_.CheckDrain(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kReputation:
         if (WorkerEntry* worker = workers_.Find(WorkerId(due.id)); worker != nullptr) {
-          reputation::Review(*worker, scheduling_.tree(), workers_, deadlines_, turn);
+          fleet_.ReviewReputation(*worker, turn);
         }
         break;
       case DeadlineKey::Kind::kReservations:
-        reservations_.Expire(workers_, deadlines_, turn);
-        ReservationsChanged(turn);
+        fleet_.ExpireReservations(turn);
         break;
     }
   }
-  EndReleasedAttempts(turn);
-  ResolveDependents(turn);
-  AdmitTasks(turn);
+  life_.EndReleasedAttempts(turn);
+  states_.ResolveDependents(turn);
+  states_.AdmitTasks(turn);
 }
 
 bool CoreImpl::HasMoreToChange(Turn& turn) const {
-  if (dependents_.pending() || jobs_.arrays().pending() || deadlines_.next() <= turn.now()) {
+  if (states_.pending() || deadlines_.next() <= turn.now()) {
     return true;
   }
   std::set<std::string> planned;
@@ -363,71 +452,23 @@ void CoreImpl::CompleteTurn(Turn& turn) {
     }
   }
   CatchUp(turn);
-  maintenance_.NoteDrained(workers_, deadlines_, turn);
+  fleet_.NoteDrained(turn);
   while (turn.TakeReschedule()) {
-    Schedule(turn);
-    EndReleasedAttempts(
+    decisions_.Schedule(turn);
+    life_.EndReleasedAttempts(
         turn);  // a job that is stopped for another one may have ranks that are gone
-    ResolveDependents(turn);
-    AdmitTasks(turn);
+    states_.ResolveDependents(turn);
+    states_.AdmitTasks(turn);
   }
   for (const WorkerId& id : turn.desired_changed()) {
     WorkerEntry* worker = workers_.Find(id);
-    if (worker != nullptr && worker->session.has_value()) SendDesired(*worker, turn);
+    if (worker != nullptr && worker->session.has_value()) desired_.Send(*worker, turn);
   }
   accounts_.BringUpToDate(jobs_, workers_, scheduling_.Spares(), turn);
   jobs_.ForgetOldest(turn);
-  PersistJobs(turn);
+  publisher_.Persist(turn);
   Queues::PutUsage(scheduling_, turn);
   ArmTimer(turn);
-}
-
-void CoreImpl::PersistJobs(Turn& turn) {
-  std::set<JobId> changed = turn.changed();
-  bool accounts = false;
-  for (const JobId& id : turn.persist()) {
-    JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;  // an old ended job, forgotten in this turn
-    accounts |= job->account_changed;
-    job->PutState(turn.batch());
-    job->PutProgress(turn.batch(), turn.now());
-    changed.insert(id);
-  }
-  for (const JobId& id : turn.progressed()) {
-    JobEntry* job = jobs_.Find(id);
-    if (job == nullptr) continue;
-    if (turn.now() - job->progress_stored_at >= kProgressPersistInterval) {
-      job->PutProgress(turn.batch(), turn.now());
-      if (job->account_changed) {
-        accounts = true;
-        job->PutState(turn.batch());
-      }
-    }
-    changed.insert(id);
-  }
-  accounts_.PutFleet(accounts, turn.batch());
-  for (const JobId& id : changed) {
-    if (JobEntry* job = jobs_.Find(id); job != nullptr) Publish(*job, turn);
-  }
-}
-
-// Every report of a large gang changes a rank, and each publication of its ranks copies all of
-// them.
-void CoreImpl::Publish(JobEntry& job, Turn& turn) {
-  const bool later = job.has_attempt() && job.gang.size() > kPublishedAtOnceMax &&
-                     turn.now() - job.ranks_published_at < kPublishInterval;
-  if (!later) {
-    job.ranks_published_at = turn.now();
-    unpublished_.erase(job.id());
-  } else {
-    if (unpublished_.empty()) {
-      deadlines_.Set({DeadlineKey::Kind::kPublish, ""}, turn.now() + kPublishInterval);
-    }
-    unpublished_.insert(job.id());
-    // The rest is worth a publication of its own only where it became durable.
-    if (!turn.persist().contains(job.id()) && !turn.changed().contains(job.id())) return;
-  }
-  turn.Act(JobChanged{job.id(), job.fixed.submit_sequence(), job.TakeChangedParts(!later)});
 }
 
 // ---- reads --------------------------------------------------------------------------------------
@@ -452,43 +493,8 @@ std::vector<v1::Job> CoreImpl::ListJobs(uint64_t before, int limit, uint64_t* ne
 
 std::vector<v1::Worker> CoreImpl::ListWorkers() const {
   std::vector<v1::Worker> out;
-  for (const auto& [id, worker] : workers_.entries()) out.push_back(ViewOf(worker));
+  for (const auto& [id, worker] : workers_.entries()) out.push_back(fleet_.ViewOf(worker));
   return out;
-}
-
-v1::Worker CoreImpl::ViewOf(const WorkerEntry& worker) const {
-  v1::Worker row = worker.row;
-  row.clear_identity();
-  *row.mutable_last_heard() = ToProto(worker.last_heard);
-  row.set_slots(row.devices_size());
-  int free = 0;
-  int64_t used = 0;
-  for (v1::Device& device : *row.mutable_devices()) {
-    const int32_t thousandths = worker.HeldOf(device.name());
-    if (worker.Ready() && device.unusable().empty() && thousandths == 0) ++free;
-    used += thousandths;
-    device.set_used(static_cast<double>(thousandths) / kWholeDevice);
-    device.clear_jobs();
-    if (thousandths == 0) continue;
-    std::set<std::string> jobs;
-    for (const SlotHolder& holder : worker.held.at(device.name())) {
-      jobs.insert(jobs_.Find(holder.job)->name());
-    }
-    for (const std::string& job : jobs) device.add_jobs(job);
-  }
-  row.set_slots_free(free);
-  row.set_slots_used(static_cast<double>(used) / kWholeDevice);
-  std::set<std::string> names;
-  for (const JobId& job : worker.Jobs()) names.insert(jobs_.Find(job)->name());
-  for (const std::string& name : names) row.add_jobs(name);
-  const DomainPath path = workers_.topology().PathOf(worker.row);
-  for (size_t depth = kDomainLevels.size(); depth-- > 0;) {
-    if (path.names[depth].empty()) continue;
-    v1::TopologyDomain& domain = *row.add_domains();
-    domain.set_level(kDomainLevels[depth]);
-    domain.set_name(path.names[depth]);
-  }
-  return row;
 }
 
 absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int rank) const {
@@ -516,142 +522,6 @@ absl::StatusOr<WorkerId> CoreImpl::LogHolder(const JobId& id, Epoch epoch, int r
 std::optional<SessionId> CoreImpl::SessionOf(const WorkerId& id) const {
   const WorkerEntry* worker = workers_.Find(id);
   return worker == nullptr ? std::nullopt : worker->session;
-}
-
-// ---- invariants ---------------------------------------------------------------------------------
-
-void CoreImpl::CheckJob(const JobEntry& entry, std::vector<std::string>& broken) const {
-  const v1::StateRow& job = entry.state;
-  const auto claim = [&](bool holds, absl::string_view what) {
-    if (!holds) broken.push_back(absl::StrCat("job ", entry.fixed.id(), ": ", what));
-  };
-  const bool attempt = entry.has_attempt();
-  const v1::AttemptState state = job.attempt_state();
-  const bool depends = !job.after().empty();
-  claim(scheduling_.Waits(entry.id()) ==
-            (entry.live() && !attempt && !depends && job.state() != v1::JOB_STATE_HELD &&
-             !jobs_.arrays().Waits(entry)),
-        "must wait if and only if it is live without an attempt, not held, no dependency is left, "
-        "and its array lets it");
-  claim(!depends || job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_HELD,
-        "has dependencies and is neither queued nor held");
-  for (const v1::Dependency& dependency : job.after()) {
-    if (dependency.array()) {
-      const Array* array = jobs_.arrays().FindId(dependency.job_id());
-      claim(array != nullptr && !array->live.empty(), "waits for an array that has ended");
-      continue;
-    }
-    const JobEntry* other = jobs_.Find(JobId(dependency.job_id()));
-    claim(other != nullptr && other->live(), "waits for the end of a job that has ended");
-  }
-  claim(job.has_running_since() == (entry.up() && state != v1::ATTEMPT_STATE_ALLOCATED),
-        "its running time must count if and only if its ranks may run");
-  claim(scheduling_.Runs(entry.id()) == attempt,
-        "must be running if and only if it has an attempt");
-  switch (job.state()) {
-    case v1::JOB_STATE_QUEUED:
-      claim(!attempt, "queued with a live attempt");
-      break;
-    case v1::JOB_STATE_PLACING:
-      claim(attempt && state == v1::ATTEMPT_STATE_ALLOCATED, "placing without an allocation");
-      break;
-    case v1::JOB_STATE_STARTING:
-      claim(attempt && state == v1::ATTEMPT_STATE_BOOTSTRAPPING, "starting, not bootstrapping");
-      break;
-    case v1::JOB_STATE_RUNNING:
-      claim(attempt && (state == v1::ATTEMPT_STATE_TRAINING ||
-                        (state == v1::ATTEMPT_STATE_STOPPING &&
-                         entry.state.stop_cause() == v1::CAUSE_COMPLETED)),
-            "running without a training attempt");
-      break;
-    case v1::JOB_STATE_RECOVERING:
-      claim(!attempt || state == v1::ATTEMPT_STATE_STOPPING, "recovering with a live attempt");
-      break;
-    case v1::JOB_STATE_HELD:
-      claim(!attempt && !job.held_by().empty(), "held with a live attempt, or by nobody");
-      break;
-    case v1::JOB_STATE_RESIZING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING && job.stop_cause() == v1::CAUSE_RESIZED,
-            "resizing without an attempt that stops for that");
-      break;
-    case v1::JOB_STATE_PREEMPTING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING &&
-                job.stop_cause() != v1::CAUSE_UNSPECIFIED,
-            "preempting without an attempt that stops");
-      break;
-    case v1::JOB_STATE_STOPPING:
-      claim(attempt && state == v1::ATTEMPT_STATE_STOPPING, "stopping without an attempt");
-      break;
-    case v1::JOB_STATE_SUCCEEDED:
-    case v1::JOB_STATE_FAILED:
-    case v1::JOB_STATE_CANCELLED:
-      claim(!attempt, "ended with a live attempt");
-      break;
-    default:
-      claim(false, absl::StrCat("state ", spec::EnumName(job.state())));
-  }
-  if (!attempt) return;
-  const v1::AttemptRow& live = entry.attempt;
-  claim(live.epoch() == job.epoch(), "attempt of another epoch");
-  claim(std::binary_search(entry.sizes().begin(), entry.sizes().end(), live.placements_size()),
-        "a gang that is not whole, or of a size that it does not have");
-  claim(entry.gang.size() == live.placements_size(), "rank map and placements differ");
-  for (int rank = 0; rank < live.placements_size(); ++rank) {
-    claim(live.placements(rank).rank() == rank, "ranks are not dense");
-    const bool gone = IsGone(entry.gang.state(rank));
-    const bool held = workers_.Holds(live.placements(rank), entry.id(), Epoch(live.epoch()));
-    claim(held == (entry.up() || !gone),
-          absl::StrCat(
-              "rank ", rank,
-              held ? " holds a slot that it released" : " has lost its slot without a release"));
-  }
-  CheckMembership(entry, broken);
-}
-
-std::vector<std::string> CoreImpl::CheckInvariants(bool index) const {
-  std::vector<std::string> broken;
-  for (const auto& [id, job] : jobs_.entries()) CheckJob(job, broken);
-  accounts_.Check(jobs_, workers_, broken);
-  if (index && !scheduling_.SparesAreRight(accounts_.spare())) {
-    broken.push_back("the account of spares differs from those that are kept free");
-  }
-  CheckArrays(broken);
-  if (!workers_.TallyIsRight()) broken.push_back("the tally of devices differs from the workers");
-  CheckKept(broken);
-  for (const std::string& what : scheduling_.CheckQueues()) broken.push_back(what);
-  if (index && !workers_.SlotsAreRight()) {
-    broken.push_back("the index of slots differs from the workers");
-  }
-  if (index) reachability_.Check(workers_, broken);
-  if (scheduling_.waiting() > jobs_.live_count()) broken.push_back("a job waits that is not live");
-  for (const auto& [id, worker] : workers_.entries()) {
-    for (const auto& [device, holders] : worker.held) {
-      std::set<JobId> jobs;
-      for (const SlotHolder& holder : holders) {
-        const JobEntry* job = jobs_.Find(holder.job);
-        if (job == nullptr || !job->has_attempt() || job->epoch() != holder.epoch) {
-          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
-                                        holder.job.value(), " epoch ", holder.epoch.value(),
-                                        ", which is not live"));
-        } else if (holder.share != spec::ShareOf(job->spec()) || !jobs.insert(holder.job).second) {
-          broken.push_back(absl::StrCat("worker ", id.value(), " ", device, " is held by job ",
-                                        holder.job.value(), " with another share, or twice"));
-        }
-      }
-      if (worker.HeldOf(device) > kWholeDevice) {
-        broken.push_back(absl::StrCat("worker ", id.value(), " ", device,
-                                      ": the shares of those that hold it are more than it"));
-      }
-    }
-  }
-  for (const auto& [job_id, epoch] : values_.Epochs()) {
-    const JobEntry* job = jobs_.Find(job_id);
-    if (job == nullptr || !job->up() || job->epoch() != epoch) {
-      broken.push_back(absl::StrCat("job ", job_id.value(), ": bootstrap keys of epoch ",
-                                    epoch.value(), " outlived it"));
-    }
-  }
-  return broken;
 }
 
 }  // namespace muster::coordinator

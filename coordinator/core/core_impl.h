@@ -3,59 +3,66 @@
 //
 // Each part owns a state, keeps an invariant of it and knows nothing of the core: it says back what
 // follows from a change, and the core carries that out. Jobs and workers are in tables (jobs.h,
-// workers.h) that the parts read.
+// workers.h) that the parts read. A part may use those above it, and none below:
 //   queues.h, scheduling.h        what plans are made with
-//   dependencies.h                who waits for whose end
-//   arrays.h                      which jobs are tasks of which array, and whose turn it is
-//   checkpoints.h, gang.h         of one job: what it has committed, how far its ranks are
-//   reachability.h                of a silent worker: whether it is lost; with domain_silence.h
-//   desired_list.h                of a session: what its daemon was told
-//   maintenance.h, reservations.h what operators ask of workers
-//   reputation.h                  which workers are to be avoided
 //   key_value.h                   bootstrap keys
-//   device_accounts.h             what devices are used for
 //   tokens.h, audit_log.h         who may call, who called
+//   device_accounts.h             what devices are used for
+//   reservations.h                devices that operators keep for some jobs
+//   job_states.h                  the states of jobs, and what those without an attempt wait for
+//     dependencies.h, arrays.h    who waits for whose end, and for the turn in its array
+//   slot_keeper.h                 slots that are kept for jobs
+//   commits.h                     what ranks say of checkpoints and evaluations
+//   attempts.h                    one attempt of a job, from its allocation to its release
+//     checkpoints.h, gang.h       of one job: what it has committed, how far its ranks are
+//     membership.h                which ranks an attempt has, and where
+//     run_clock.h                 how long jobs have run, and when they are expected to end
+//     worker_faults.h             what attempts say of workers; reputation.h keeps it
+//   job_life.h                    what becomes of jobs: by users, ends of attempts, deadlines
+//   decisions.h                   what plans decide, carried out
+//   submissions.h, explainer.h    new jobs; answers to why one waits
+//   worker_life.h                 sessions of workers, and what their silence leads to
+//     reachability.h              whether a silent one is lost; with domain_silence.h
+//   reports.h                     what daemons report that they hold
+//   desired_state.h               what they should hold; desired_list.h: what they were told
+//   fleet.h                       what operators ask of workers; with maintenance.h
+//   job_publisher.h               jobs become durable, and watchers see them
 //
-// The core itself is the life of jobs and attempts, which has no state but the tables:
-//   core_impl.cc        recovery, dispatch, the end of every turn, reads
-//   core_jobs.cc        submit, cancel, schedule, explain, job transitions
-//   core_arrays.cc      arrays of jobs
-//   core_deadline.cc    jobs that must have ended by a time
-//   core_preemption.cc  jobs that stop for others or for a user, kept slots, holds
-//   core_attempts.cc    one attempt from allocation to release
-//   core_membership.cc  ranks that are replaced before an attempt trains
-//   core_workers.cc     sessions, Observed, Desired, lost workers
-//   core_checkpoints.cc commits and notices about checkpoints
-//   core_fleet.cc       requests of operators about workers
+// The core itself has no state but what it was started with and its timer:
+//   core_impl.cc                  recovery, dispatch, the end of every turn, reads
+//   core_invariants.cc            what holds of all parts together
 #ifndef MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 #define MUSTER_COORDINATOR_CORE_CORE_IMPL_H_
 
-#include <map>
-#include <memory>
-#include <set>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "coordinator/core/attempt_machine.h"
+#include "coordinator/core/attempts.h"
 #include "coordinator/core/audit_log.h"
+#include "coordinator/core/commits.h"
 #include "coordinator/core/core.h"
 #include "coordinator/core/deadlines.h"
-#include "coordinator/core/dependencies.h"
+#include "coordinator/core/decisions.h"
+#include "coordinator/core/desired_state.h"
 #include "coordinator/core/device_accounts.h"
-#include "coordinator/core/job_machine.h"
+#include "coordinator/core/explainer.h"
+#include "coordinator/core/fleet.h"
+#include "coordinator/core/identity.h"
+#include "coordinator/core/job_life.h"
+#include "coordinator/core/job_publisher.h"
+#include "coordinator/core/job_states.h"
 #include "coordinator/core/jobs.h"
 #include "coordinator/core/key_value.h"
-#include "coordinator/core/maintenance.h"
-#include "coordinator/core/plan_record.h"
-#include "coordinator/core/planned_job.h"
 #include "coordinator/core/queues.h"
-#include "coordinator/core/reachability.h"
-#include "coordinator/core/reputation.h"
+#include "coordinator/core/reports.h"
 #include "coordinator/core/reservations.h"
 #include "coordinator/core/scheduling.h"
+#include "coordinator/core/slot_keeper.h"
+#include "coordinator/core/submissions.h"
 #include "coordinator/core/tokens.h"
 #include "coordinator/core/turn.h"
+#include "coordinator/core/worker_life.h"
 #include "coordinator/core/workers.h"
 
 namespace muster::coordinator {
@@ -70,16 +77,18 @@ class CoreImpl : public Core {
   CoreOutput BeginTerm(absl::Time now);
 
   CoreOutput Handle(CoreEvent event, absl::Time now) override;
-  uint64_t leader_term() const override { return leader_term_; }
-  const std::string& cluster_id() const override { return cluster_id_; }
-  const std::string& history_id() const override { return history_id_; }
+  uint64_t leader_term() const override { return identity_.leader_term; }
+  const std::string& cluster_id() const override { return identity_.cluster_id; }
+  const std::string& history_id() const override { return identity_.history_id; }
   absl::StatusOr<v1::Job> GetJob(const std::string& name_or_id) const override;
   std::vector<v1::Job> ListJobs(uint64_t before, int limit, uint64_t* next) const override;
   std::vector<v1::Worker> ListWorkers() const override;
   uint64_t last_event_sequence() const override { return log_.last_sequence(); }
   absl::StatusOr<WorkerId> LogHolder(const JobId& job, Epoch epoch, int rank) const override;
   std::optional<SessionId> SessionOf(const WorkerId& worker) const override;
-  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override;
+  absl::StatusOr<Explained> Explain(const ExplainQuery& about, absl::Time now) override {
+    return explainer_.Explain(about, now);
+  }
   OpenUsage Usage(absl::Time now) override {
     accounts_.Advance(now);
     return accounts_.Usage(jobs_);
@@ -90,12 +99,24 @@ class CoreImpl : public Core {
   std::vector<std::string> CheckInvariants(bool index) const override;
 
  private:
-  // ---- core_impl.cc
   std::string ActorOf(const CoreEvent& event) const;
+  // Takes the spec out of the event.
+  void On(SubmitEvent& event, Turn& turn);
+  void On(const SubmitArrayEvent& event, Turn& turn);
+  void On(const CancelEvent& event, Turn& turn);
+  void On(const ChangeJobEvent& event, Turn& turn);
+  void On(const ChangeArrayEvent& event, Turn& turn);
+  void On(const SessionOpened& event, Turn& turn);
+  void On(const SessionMessage& event, Turn& turn);
+  void On(const SessionClosed& event, Turn& turn) { worker_life_.Closed(event, turn); }
+  void On(const RemoveWorkerEvent& event, Turn& turn);
+  void On(const FleetEvent& event, Turn& turn) { turn.Act(fleet_.Carry(event, turn)); }
   void On(const ApplyQueuesEvent& event, Turn& turn);
   void On(const CreateTokenEvent& event, Turn& turn);
   void On(const RevokeTokenEvent& event, Turn& turn);
   void On(const AuditEvent& event, Turn& turn) { audit_.Append(event.entry, turn); }
+  void On(const TimerFired& event, Turn& turn) {}
+
   absl::Status RecoverJobs(Store& store, absl::Time now);
   absl::Status LoadKeyValue(Store& store);
   // The end of every turn: due deadlines, scheduling, messages to daemons, rows to persist, the
@@ -109,260 +130,50 @@ class CoreImpl : public Core {
   // last heard by as much.
   void ForgivePause(Turn& turn);
   void ArmTimer(Turn& turn);
-  void PersistJobs(Turn& turn);
-  void Publish(JobEntry& job, Turn& turn);
   void CheckJob(const JobEntry& job, std::vector<std::string>& broken) const;
-
-  // ---- core_jobs.cc
-  // Takes the spec out of the event.
-  void On(SubmitEvent& event, Turn& turn);
-  void On(const CancelEvent& event, Turn& turn);
-  static absl::Status CheckRequestId(const std::string& request_id);
-  absl::Status Submit(SubmitEvent& event, ReplyAction& reply, Turn& turn);
-  // A job that can be accepted.
-  struct Submission {
-    v1::JobSpec spec;  // its deadline is a time
-    std::vector<v1::Dependency> after;
-  };
-  absl::StatusOr<Submission> CheckSubmission(v1::JobSpec spec, absl::Time now) const;
-  JobEntry& Accept(Submission submission, const std::string& request_id, const Caller& caller,
-                   Turn& turn);
-  void CancelJob(JobEntry& job, Turn& turn);
-  void On(const TimerFired& event, Turn& turn) {}
-  JobId NewJobId(const std::string& name);
-  void Transition(JobEntry& job, JobEvent event, const std::string& why, Turn& turn);
-  // Adds the job to those that wait, where it stays until an attempt of it is allocated.
-  void Wait(JobEntry& job, Turn& turn);
-  // Lets the job wait for the ends in StateRow.after.
-  void AwaitDependencies(JobEntry& job, Turn& turn);
-  // Lets jobs wait for devices, or fail, that waited for those that have ended in this turn.
-  void ResolveDependents(Turn& turn);
-  WaitingJob AsWaiting(const JobEntry& job) const {
-    return coordinator::AsWaiting(job, reservations_);
-  }
-  RunningJob AsRunning(const JobEntry& job) const {
-    return coordinator::AsRunning(job, reservations_);
-  }
-  std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job) const {
-    return coordinator::ElasticityOf(job, reservations_);
-  }
-  static void Explain(JobEntry& job, v1::WaitReason reason, Turn& turn);
-  // Explained without `deadline`.
-  absl::StatusOr<Explained> ExplainWait(const ExplainQuery& about, absl::Time now);
-  void Schedule(Turn& turn);
-  void CarryOut(const Start& start, Turn& turn);
-
-  // Takes down when the job is expected to end, if that has changed by more than reports differ.
-  void ExpectEnd(JobEntry& job, Turn& turn);
-
-  // ---- core_arrays.cc
-  void On(const SubmitArrayEvent& event, Turn& turn);
-  void On(const ChangeArrayEvent& event, Turn& turn);
-  absl::Status Submit(const SubmitArrayEvent& event, ReplyAction& reply, Turn& turn);
-  absl::Status ChangeArray(const ChangeArrayEvent& event, v1::ArrayReport& report, Turn& turn);
-  // kAlreadyExists: a live job or an array with live tasks has the name.
-  absl::Status CheckArrayName(const std::string& name) const;
-  static v1::WaitReason WaitForTurn(const JobEntry& job);
-  // Lets tasks wait for devices in place of those that have left their arrays.
-  void AdmitTasks(Turn& turn);
-  // Why its tasks wait.
-  v1::ArrayOutlook OutlookOf(const Array& array, absl::Time now);
-  void CheckArrays(std::vector<std::string>& broken) const;
-
-  // ---- core_preemption.cc
-  void On(const ChangeJobEvent& event, Turn& turn);
-  absl::Status Change(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
-  void CarryOut(const Preempt& preempt, Turn& turn);
-  void CarryOut(const GiveUpKept& give_up, Turn& turn);
-  void CarryOut(const Resize& resize, Turn& turn);
-  // Keeps slots for the job. Requires: none are kept for it.
-  void KeepSlots(JobEntry& job, const std::vector<Slot>& slots);
-  absl::Status SetSize(JobEntry& job, const ChangeJobEvent& event, Turn& turn);
-  // The slots that are kept for the job, if any, are free again.
-  void DropKept(JobEntry& job, Turn& turn);
-  // Takes over what is stored of slots kept for a job that waits; those on workers that are gone
-  // are given up by the next plan.
-  void RecoverKept(JobEntry& job);
-  // Asks the ranks to stop at the end of a step, with a checkpoint. Requires: the job is up.
-  void Yield(JobEntry& job, const std::string& why, Turn& turn);
-  // The attempt of a job that yielded is released.
-  void AfterYield(JobEntry& job, Turn& turn);
-  // Requires: it has no attempt and held_by is set.
-  void Hold(JobEntry& job, Turn& turn);
-  static v1::WaitReason HeldReason(const JobEntry& job);
-  absl::Status Suspend(JobEntry& job, const ChangeJobEvent& event, const std::string& why,
-                       Turn& turn);
-  void Unhold(JobEntry& job, const std::string& why, Turn& turn);
-  absl::Status Requeue(JobEntry& job, const std::string& why, Turn& turn);
-  void CheckKept(std::vector<std::string>& broken) const;
-  static v1::Event About(const JobEntry& job, v1::EventKind kind);
-
-  // ---- core_deadline.cc
-  // Ends a job whose deadline has passed, or sets its timer.
-  void CheckJobDeadline(JobEntry& job, Turn& turn);
-  // Of a live job with a deadline; `waiting` says why it waits, null: it runs, or would start now.
-  static std::optional<v1::DeadlineOutlook> OutlookOf(const JobEntry& job,
-                                                      const v1::WaitReason* waiting,
-                                                      absl::Time now);
-
-  // ---- core_attempts.cc
-  void Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn);
-  void Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn);
-  void ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& rank,
-                 Turn& turn);
-  void ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress, Turn& turn);
-  // The host of every rank and the address at which the others reach it.
-  void SetAddresses(v1::AttemptRow& attempt) const;
-  // Takes the attempt through as many states as the states of its ranks allow,
-  // after a report of `worker`.
-  void Advance(JobEntry& job, const std::string& worker, Turn& turn);
-  void CheckExits(JobEntry& job, Turn& turn);
-  void CheckDeadlines(JobEntry& job, Turn& turn);
-  // Running time begins to count, and stops.
-  void StartClock(JobEntry& job, Turn& turn);
-  void StopClock(JobEntry& job, Turn& turn);
-  // Stops a job that has run for its time_limit.
-  void CheckTimeLimit(JobEntry& job, Turn& turn);
-  struct StopReason {
-    v1::Cause cause;
-    std::string message;
-    int32_t rank = -1;
-    int32_t peer = -1;        // the rank that `rank` could not reach; -1 = that is not why
-    bool yields = false;      // not for a failure: the job goes back to its queue
-    bool resizes = false;     // it yields, and slots are kept for it
-    std::string worker = {};  // that is at fault as a whole
-  };
-  void Stop(JobEntry& job, const StopReason& reason, Turn& turn);
-  // Notes what the end of an attempt says of workers.
-  void NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn);
-  void NoteSlowRanks(JobEntry& job, Turn& turn);
-  // Tells every worker of the attempt what is desired now.
-  static void TellWorkers(const JobEntry& job, Turn& turn);
-  // Every rank of the attempt may be accounted for.
-  static void FreeAllSlots(const JobEntry& job, Turn& turn);
-  // Frees the slots of ranks that are accounted for, and ends the attempts that have no others. No
-  // other method does either, so that an attempt never ends while one looks at it.
-  void EndReleasedAttempts(Turn& turn);
-  static void AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  static void KeepPast(JobEntry& job, Turn& turn);
-  void Release(JobEntry& job, Turn& turn);
-  v1::AttemptEnd EndOf(JobEntry& job, Turn& turn) const;
-  void AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn);
-  bool AnyWorkerAway(const JobEntry& job) const;
-
-  // ---- core_membership.cc
-  // What is known of a worker whose ranks are replaced: that its daemon holds none of them, or is
-  // given up and has to prove it when it returns; or it has to prove it now.
-  enum class Departure { kProven, kToBeProven };
-  // Whether ranks of the attempt may be replaced for this reason as long as slots are free.
-  bool MayReplace(const JobEntry& job, const std::string& worker, v1::Cause cause) const;
-  // Gives the attempt's ranks on the worker other slots, in a new membership. False, and nothing
-  // has changed: the attempt has begun to train, or no free slots keep the rules. Requires: it is
-  // up, and the worker has ranks of it.
-  bool Replace(JobEntry& job, const std::string& worker, const StopReason& reason,
-               Departure departure, Turn& turn);
-  void ReplaceOrStop(JobEntry& job, const std::string& worker, const StopReason& reason,
-                     Departure departure, Turn& turn);
-  // The devices of ranks that were replaced on the worker are accounted for; `rank` -1: of all.
-  void Departed(JobEntry& job, const std::string& worker, int32_t rank, Turn& turn);
-  // Whether the report is about the ranks that the attempt has now. Takes one about ranks that were
-  // replaced, and stops an attempt of which a daemon knows more than this coordinator.
-  bool IsOfMembership(JobEntry& job, const std::string& worker, const v1::ObservedAttempt& observed,
-                      Turn& turn);
-  // Whether a rank on the worker was told to start.
-  static bool MayHaveStarted(const JobEntry& job, const std::string& worker);
-  void CheckMembership(const JobEntry& job, std::vector<std::string>& broken) const;
-
-  // ---- core_workers.cc
-  void On(const SessionOpened& event, Turn& turn);
-  void On(const SessionMessage& event, Turn& turn);
-  void On(const SessionClosed& event, Turn& turn);
-  absl::Status CheckHello(const SessionOpened& event) const;
-  void Join(WorkerEntry& worker, const SessionOpened& event, bool known, Turn& turn);
-  void Heard(WorkerEntry& worker, Turn& turn);
-  void CheckWorker(WorkerEntry& worker, Turn& turn);
-  void Keep(WorkerEntry& worker, const std::string& why, Turn& turn);
-  void Lose(WorkerEntry& worker, const std::string& why, Turn& turn);
-  void Close(WorkerEntry& worker, const std::string& why, Turn& turn);
-  void On(const RemoveWorkerEvent& event, Turn& turn);
-  void GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn);
-  void Apply(WorkerEntry& worker, const v1::Observed& observed, bool hello, Turn& turn);
-  void ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello, Turn& turn);
-  void RaiseEpochFloor(const WorkerEntry& worker, const JobId& id, uint64_t epoch, Turn& turn);
-  // Sends what the worker should hold when that has changed, or seems lost.
-  void SendDesired(WorkerEntry& worker, Turn& turn);
-  absl::Duration StopGraceOf(const JobEntry& job) const;
-  DesiredList::Attempt WantedOf(const WorkerEntry& worker, const JobEntry& job) const;
-  // All that it should hold, with as many of the specs that it needs as one Desired may have.
-  // Attempts without which it can do nothing yet are left out.
-  std::map<JobId, DesiredList::Attempt> WantedOf(WorkerEntry& worker) const;
-  static bool NeedsSpec(const WorkerEntry& worker, const JobEntry& job,
-                        const DesiredList::Attempt& wanted);
-  // Of the job's spec and checkpoints in a Desired of the worker.
-  static size_t SpecBytes(const WorkerEntry& worker, const JobEntry& job);
-  v1::DesiredAttempt DesiredOf(const WorkerEntry& worker, const JobEntry& job,
-                               const DesiredList::Attempt& wanted) const;
-  // The job whose current attempt has the request's epoch and membership, has not been stopped and
-  // has a rank on this worker. kAborted: the epoch has ended. kPermissionDenied: no rank of it is
-  // on the worker. kUnavailable: the membership is not the current one.
-  template <typename Request>
-  absl::StatusOr<JobEntry*> FindUp(const WorkerEntry& worker, const Request& request);
-
-  // ---- core_fleet.cc
-  void On(const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::CordonRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::UncordonRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::ForgiveRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::DrainRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::ReserveRequest& request, const FleetEvent& event, Turn& turn);
-  absl::Status Carry(const v1::UnreserveRequest& request, const FleetEvent& event, Turn& turn);
-  // Takes the worker's ranks from the attempts that Maintenance::Check() names: replaces them
-  // before the attempt trains, where that is possible, and else stops it.
-  void CheckDrain(WorkerEntry& worker, Turn& turn);
-  // Looks again at what jobs may take.
-  void ReservationsChanged(Turn& turn);
-  v1::Worker ViewOf(const WorkerEntry& worker) const;
-
-  // ---- core_checkpoints.cc
-  void Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
-  absl::Status Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn);
-  void Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn);
-  void Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn);
-  void UpdateCommitted(JobEntry& job);
 
   const CoreConfig config_;
   Rng rng_;
-  std::string cluster_id_;
-  std::string history_id_;
-  uint64_t leader_term_ = 0;
-  std::string stored_conditions_;  // the row kPlanConditions
+  Identity identity_;
+  std::string stored_conditions_;              // the row kPlanConditions
+  absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
+  absl::Time last_turn_;
   EventLog log_;
   StateLog state_log_;
+
+  // Each uses those above it, which are therefore destroyed after it.
   JobTable jobs_;
   WorkerTable workers_;
+  Deadlines deadlines_;
   Scheduling scheduling_{workers_.slots()};
-  Maintenance maintenance_;
-  Reservations reservations_;
-  Dependents dependents_;
-  std::set<JobId> unpublished_;  // large gangs whose progress is published a little later
-  DeviceAccounts accounts_;
   Queues queues_;
   KeyValue values_;
   Tokens tokens_;
   AuditLog audit_;
-  Deadlines deadlines_;
-  absl::Time armed_ = absl::InfiniteFuture();  // time of the newest TimerAction
-  absl::Time last_turn_;
-  Reachability reachability_{config_};
+  DeviceAccounts accounts_;
+  Reservations reservations_;
+  JobStates states_{jobs_, scheduling_, reservations_, deadlines_};
+  SlotKeeper kept_{workers_, scheduling_};
+  Commits commits_{jobs_, scheduling_};
+  Attempts attempts_{config_,
+                     identity_,
+                     {jobs_, workers_, scheduling_, reservations_, values_, deadlines_},
+                     states_};
+  JobLife life_{jobs_, scheduling_, reservations_, deadlines_, states_, kept_, attempts_};
+  Decisions decisions_{jobs_, workers_, scheduling_, deadlines_, states_, kept_, attempts_, life_};
+  Submissions submissions_{rng_, jobs_, scheduling_, states_, life_};
+  Explainer explainer_{jobs_, workers_, scheduling_, reservations_};
+  WorkerLife worker_life_{config_,     identity_, jobs_,      workers_,
+                          scheduling_, values_,   deadlines_, attempts_};
+  Reports reports_{config_, jobs_, workers_, attempts_};
+  DesiredState desired_{config_, jobs_};
+  Fleet fleet_{{jobs_, workers_, scheduling_, reservations_, deadlines_},
+               states_,
+               attempts_,
+               life_,
+               worker_life_};
+  JobPublisher publisher_{jobs_, deadlines_, accounts_};
 };
-
-// What is left of its time_limit when it runs next, or runs on at `now`; InfiniteDuration: no
-// limit.
-absl::Duration LimitOf(const JobEntry& job, absl::Time now);
-// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
-absl::Duration RestOf(const JobEntry& job);
-// True when the attempt has a rank on this worker.
-bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
 
 }  // namespace muster::coordinator
 

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 #include "proto/spec/elastic.h"
 
@@ -96,6 +97,23 @@ absl::Status ForEachRow(Store& store, Table table, size_t numbers, std::map<JobI
 
 }  // namespace
 
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker) {
+  return std::any_of(
+      attempt.placements().begin(), attempt.placements().end(),
+      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
+}
+
+v1::Event About(const JobEntry& job, v1::EventKind kind) {
+  v1::Event event;
+  event.set_kind(kind);
+  event.set_job_id(job.fixed.id());
+  event.set_job_name(job.name());
+  event.set_epoch(job.state.epoch());
+  event.set_rank(-1);
+  event.set_step(job.progress.step());
+  return event;
+}
+
 const std::vector<int32_t>& JobEntry::sizes() const {
   if (sizes_known.empty()) sizes_known = spec::SizesOf(spec());
   if (sizes_known.empty()) sizes_known.push_back(spec().resources().ranks());
@@ -175,6 +193,30 @@ void JobEntry::PutSpec(Batch& batch) const {
 void JobEntry::PutAttempt(Batch& batch) const {
   batch.Put(Table::kAttempts, schema::Encode(schema::JobKey{id(), {attempt.epoch()}}),
             schema::Serialize(attempt));
+}
+
+void JobEntry::AddEnd(const v1::AttemptEnd& end, Batch& batch) {
+  const auto key = [this](uint64_t epoch) { return schema::Encode(schema::JobKey{id(), {epoch}}); };
+  batch.Put(Table::kEnds, key(end.epoch()), schema::Serialize(end));
+  ends.push_back(end);
+  while (ends.size() > kAttemptEndsMax) {
+    batch.Delete(Table::kEnds, key(ends.front().epoch()));
+    ends.pop_front();
+  }
+  history_changed = true;
+}
+
+// Only the newest attempt keeps its ranks; the others keep where they ran.
+void JobEntry::KeepPast(Batch& batch) {
+  if (attempt.epoch() == 0) return;
+  attempt.clear_ranks();
+  PutAttempt(batch);
+  past_attempts.push_back(std::move(attempt));
+  while (past_attempts.size() > kPastAttemptsMax) {
+    batch.Delete(Table::kAttempts,
+                 schema::Encode(schema::JobKey{id(), {past_attempts.front().epoch()}}));
+    past_attempts.pop_front();
+  }
 }
 
 void JobEntry::Delete(Batch& batch) const {

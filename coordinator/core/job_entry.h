@@ -101,11 +101,22 @@ struct JobEntry {
   void PutSpec(Batch& batch) const;
   // Adds the row of the newest attempt.
   void PutAttempt(Batch& batch) const;
+  // Adds the end of the newest attempt, and its row; at most kAttemptEndsMax are kept.
+  void AddEnd(const v1::AttemptEnd& end, Batch& batch);
+  // Files the newest attempt, if there is one, with those before it. Requires: it has ended, and
+  // `attempt` is set anew.
+  void KeepPast(Batch& batch);
   // Removes all rows.
   void Delete(Batch& batch) const;
 
   mutable std::vector<int32_t> sizes_known;  // what sizes() found; empty before
 };
+
+// True when the attempt has a rank on this worker.
+bool HasRank(const v1::AttemptRow& attempt, const std::string& worker);
+
+// An event about a job and none of its ranks, not yet numbered or dated.
+v1::Event About(const JobEntry& job, v1::EventKind kind);
 
 // Reads the rows of all jobs, by submit sequence. kDataLoss names the row that cannot be read, or
 // that belongs to no job.

@@ -14,7 +14,6 @@
 
 namespace muster::coordinator {
 
-// ---- core_jobs.cc
 WaitingJob AsWaiting(const JobEntry& job, const Reservations& reservations);
 // Requires: it has an attempt.
 RunningJob AsRunning(const JobEntry& job, const Reservations& reservations);
@@ -24,7 +23,12 @@ std::shared_ptr<const Elasticity> ElasticityOf(const JobEntry& job,
 // RunningJob::saved_at.
 absl::Time SavedAt(const JobEntry& job);
 
-// ---- core_preemption.cc
+// What is left of its time_limit when it runs next, or runs on at `now`; InfiniteDuration: no
+// limit.
+absl::Duration LimitOf(const JobEntry& job, absl::Time now);
+// How long the rest of it takes at the pace of its last attempt; InfiniteDuration: not known.
+absl::Duration RestOf(const JobEntry& job);
+
 // The slots that are kept for the job.
 Kept KeptFor(const JobEntry& job);
 

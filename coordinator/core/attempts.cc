@@ -1,3 +1,5 @@
+#include "coordinator/core/attempts.h"
+
 #include <algorithm>
 #include <map>
 #include <string>
@@ -6,14 +8,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/network.h"
 #include "coordinator/core/causes.h"
-#include "coordinator/core/core_impl.h"
+#include "coordinator/core/commits.h"
+#include "coordinator/core/device_accounts.h"
 #include "coordinator/core/hang.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/planned_job.h"
 #include "coordinator/core/schema.h"
 #include "coordinator/scheduler/placement.h"
-#include "proto/spec/elastic.h"
 #include "proto/spec/names.h"
 #include "proto/spec/share.h"
 #include "proto/time.h"
@@ -23,20 +25,6 @@ namespace {
 
 DeadlineKey AttemptDeadline(const JobEntry& job) {
   return {DeadlineKey::Kind::kAttempt, job.fixed.id()};
-}
-
-DeadlineKey TimeLimit(const JobEntry& job) {
-  return {DeadlineKey::Kind::kTimeLimit, job.fixed.id()};
-}
-
-// True when ranks on these workers may talk over loopback: all workers are on the coordinator's
-// machine.
-bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
-  return std::all_of(workers.begin(), workers.end(), [&workers](const WorkerEntry* worker) {
-    const v1::Worker& row = worker->row;
-    return (row.address().empty() || IsLoopbackAddress(row.address())) &&
-           row.boot_id() == workers.front()->row.boot_id();
-  });
 }
 
 // "worker-1 (host a, 10.0.0.1)".
@@ -53,23 +41,19 @@ std::string HowExited(const v1::RankExit& exit) {
   return how;
 }
 
-// Of the device; empty: not known.
-std::string ModelOf(const v1::Worker& worker, const std::string& device) {
-  for (const v1::Device& one : worker.devices()) {
-    if (one.name() == device) return one.model();
-  }
-  return "";
+// True when the loss of `worker` is why the attempt ended: its peers noticed only that their
+// connections broke. Two workers that lost each other while a third one was lost ended the attempt
+// for a reason of their own.
+bool ExplainedByLoss(const v1::StateRow& state, const std::string& worker) {
+  if (IsSymptom(state.stop_cause())) return true;
+  return state.stop_cause() == v1::CAUSE_NETWORK &&
+         (state.between().empty() ||
+          std::count(state.between().begin(), state.between().end(), worker) > 0);
 }
 
 }  // namespace
 
-bool HasRank(const v1::AttemptRow& attempt, const std::string& worker) {
-  return std::any_of(
-      attempt.placements().begin(), attempt.placements().end(),
-      [&worker](const v1::Placement& placement) { return placement.worker() == worker; });
-}
-
-void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
+void Attempts::Transition(JobEntry& job, AttemptEvent event, const std::string& why, Turn& turn) {
   const v1::AttemptState from = job.state.attempt_state();
   const v1::AttemptState to = Next(from, event);
   CHECK(to != v1::ATTEMPT_STATE_UNSPECIFIED)
@@ -89,7 +73,32 @@ void CoreImpl::Transition(JobEntry& job, AttemptEvent event, const std::string& 
   turn.Persist(job.id());
 }
 
-void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
+absl::Status Attempts::Recover(const JobEntry& job) {
+  for (const v1::Placement& placement : job.attempt.placements()) {
+    if (IsGone(job.gang.state(placement.rank())) && !job.up()) continue;
+    if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+      return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " is placed on worker ",
+                                              placement.worker(), ", which has no row"));
+    }
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+  }
+  for (const v1::Placement& placement : job.attempt.leaving()) {
+    if (workers_.Find(WorkerId(placement.worker())) == nullptr) {
+      return absl::DataLossError(absl::StrCat("job ", job.fixed.id(), " leaves worker ",
+                                              placement.worker(), ", which has no row"));
+    }
+    workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
+  }
+  scheduling_.RecoverRunning(job.id(), AsRunning(job, reservations_));
+  return absl::OkStatus();
+}
+
+void Attempts::Resume(JobEntry& job, Turn& turn) {
+  deadlines_.Set(AttemptDeadline(job), turn.now());
+  clock_.Resume(job, turn);
+}
+
+void Attempts::Allocate(JobEntry& job, const std::vector<v1::Placement>& placements, Turn& turn) {
   v1::StateRow& state = job.state;
   state.set_epoch(std::max(state.epoch() + 1, state.epoch_floor()));
   state.set_attempts(state.attempts() + 1);
@@ -103,26 +112,26 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   state.clear_stop_message();
   state.clear_between();
   state.set_stop_rank(-1);
-  KeepPast(job, turn);
+  job.KeepPast(turn.batch());
   v1::AttemptRow& attempt = job.attempt;
   state.clear_launched_membership();
   attempt.Clear();
   attempt.set_epoch(state.epoch());
-  attempt.set_history_id(history_id_);
+  attempt.set_history_id(identity_.history_id);
   attempt.set_membership(1);
   *attempt.mutable_started() = ToProto(turn.now());
   for (v1::CheckpointRecord& checkpoint : job.checkpoints.Restorable()) {
     *attempt.add_restore() = std::move(checkpoint);
   }
   attempt.mutable_placements()->Add(placements.begin(), placements.end());
-  SetAddresses(attempt);
+  membership_.SetAddresses(attempt);
   std::set<std::string> workers;
   for (const v1::Placement& placement : attempt.placements()) {
     workers_.Hold(placement, job.id(), job.epoch(), spec::ShareOf(job.spec()));
     workers.insert(placement.worker());
     turn.DesiredChanged(WorkerId(placement.worker()));
   }
-  WaitingJob waiting = AsWaiting(job);
+  WaitingJob waiting = AsWaiting(job, reservations_);
   if (job.elastic()) waiting = AtSize(waiting, static_cast<int32_t>(placements.size()));
   *attempt.mutable_cost() = CostOf(workers_.slots(), waiting, placements);
   state.clear_queued();
@@ -130,7 +139,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   if (waiting.runtime != absl::InfiniteDuration()) {
     *state.mutable_expected_end() = ToProto(turn.now() + waiting.runtime);
   }
-  scheduling_.AddRunning(job.id(), AsRunning(job), turn.now());
+  scheduling_.AddRunning(job.id(), AsRunning(job, reservations_), turn.now());
   job.gang = Gang(attempt, turn.now());
   job.PutAttempt(turn.batch());
   job.symptom_at.reset();
@@ -143,7 +152,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   row.set_message(why);
   turn.Log(std::move(row));
   turn.Act(Measured{Measured::What::kQueueWait, absl::ToDoubleSeconds(turn.now() - job.queued_at)});
-  Transition(job, JobEvent::kPlaced, why, turn);
+  states_.Transition(job, JobEvent::kPlaced, why, turn);
   deadlines_.Set(AttemptDeadline(job), turn.now() + kPrepareTimeout);
   const auto older = std::find_if(workers.begin(), workers.end(), [this](const std::string& name) {
     return !workers_.Find(WorkerId(name))->runs_commands;
@@ -157,25 +166,7 @@ void CoreImpl::Allocate(JobEntry& job, const std::vector<v1::Placement>& placeme
   }
 }
 
-void CoreImpl::SetAddresses(v1::AttemptRow& attempt) const {
-  std::vector<const WorkerEntry*> entries;
-  for (const v1::Placement& placement : attempt.placements()) {
-    entries.push_back(workers_.Find(WorkerId(placement.worker())));
-    CHECK(entries.back() != nullptr) << placement.worker();
-  }
-  const bool loopback = ShareLoopback(entries);
-  for (v1::Placement& placement : *attempt.mutable_placements()) {
-    const v1::Worker& row = entries[static_cast<size_t>(placement.rank())]->row;
-    // Other hosts cannot reach a loopback address. Where a worker has no other address, the
-    // preflight of its ranks fails and says so.
-    const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
-    placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
-                                                                    : row.address());
-    placement.set_host(row.host());
-  }
-}
-
-void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,
+void Attempts::ApplyRank(JobEntry& job, const std::string& worker, const v1::ObservedRank& observed,
                          Turn& turn) {
   const int rank = observed.rank();
   if (!job.gang.Has(rank) || job.gang.rank(rank).worker() != worker) return;
@@ -211,7 +202,7 @@ void CoreImpl::ApplyRank(JobEntry& job, const std::string& worker, const v1::Obs
   }
 }
 
-void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress,
+void Attempts::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& progress,
                              Turn& turn) {
   const Gang::Report report = job.gang.Take(rank, progress, turn.now(), job.progress_view());
   if (report == Gang::Report::kOlder) return;
@@ -219,19 +210,19 @@ void CoreImpl::ApplyProgress(JobEntry& job, int rank, const v1::RankProgress& pr
   if (report == Gang::Report::kChanged) {
     job.progress_changed = true;
     turn.Progressed(job.id());
-    if (job.state.state() == v1::JOB_STATE_RUNNING) ExpectEnd(job, turn);
+    if (job.state.state() == v1::JOB_STATE_RUNNING) clock_.ExpectEnd(job, turn);
   }
   // Reports that only say that nothing has changed may tell that the gang hangs.
   if (report == Gang::Report::kSame && job.up() && job.account.use() != UseOf(job, turn.now())) {
     turn.Progressed(job.id());
   }
   if (progress.validation_step() > 0) {
-    Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
+    Commits::Evaluated(job, progress.validation_step(), progress.validation_loss(), turn);
   }
-  if (job.up() && job.gang.slow_ranks().Due(turn.now())) NoteSlowRanks(job, turn);
+  if (job.up() && job.gang.slow_ranks().Due(turn.now())) faults_.NoteSlowRanks(job, turn);
 }
 
-void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
+void Attempts::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
   if (!job.has_attempt()) return;
   if (job.up()) CheckExits(job, turn);
   switch (job.state.attempt_state()) {
@@ -240,11 +231,12 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
       Transition(job, AttemptEvent::kAllPrepared, "every daemon has accepted it", turn);
       Transition(job, AttemptEvent::kStart, "ranks start", turn);
       job.state.set_launched_membership(job.membership());
-      Transition(job, JobEvent::kLaunched, "ranks start", turn);
+      states_.Transition(job, JobEvent::kLaunched, "ranks start", turn);
       turn.Act(Measured{Measured::What::kPlacement,
                         absl::ToDoubleSeconds(turn.now() - job.attempt_since)});
       job.attempt_since = job.progress_at = turn.now();
-      StartClock(job, turn);
+      clock_.Start(job, turn);
+      CheckTimeLimit(job, turn);
       TellWorkers(job, turn);
       CheckDeadlines(job, turn);
       break;
@@ -255,7 +247,8 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
                  job.runs_command() ? "the command runs on every rank"
                                     : "every rank has joined its communicators",
                  turn);
-      Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training", turn);
+      states_.Transition(job, JobEvent::kTraining, job.runs_command() ? "running" : "training",
+                         turn);
       if (job.failed_at.has_value()) {
         turn.Act(
             Measured{Measured::What::kRecover, absl::ToDoubleSeconds(turn.now() - *job.failed_at)});
@@ -272,7 +265,7 @@ void CoreImpl::Advance(JobEntry& job, const std::string& worker, Turn& turn) {
   }
 }
 
-void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
+void Attempts::CheckExits(JobEntry& job, Turn& turn) {
   // The culprit is the lowest rank that ended for a cause of its own. Without one it is the lowest
   // rank whose collective failed, which only tells that another rank vanished.
   int32_t culprit = -1;
@@ -307,7 +300,7 @@ void CoreImpl::CheckExits(JobEntry& job, Turn& turn) {
   }
 }
 
-bool CoreImpl::AnyWorkerAway(const JobEntry& job) const {
+bool Attempts::AnyWorkerAway(const JobEntry& job) const {
   for (const auto& [name, ranks] : job.gang.by_worker()) {
     const WorkerEntry* worker = workers_.Find(WorkerId(name));
     if (worker == nullptr || !worker->session.has_value() ||
@@ -318,7 +311,7 @@ bool CoreImpl::AnyWorkerAway(const JobEntry& job) const {
   return false;
 }
 
-void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
+void Attempts::CheckDeadlines(JobEntry& job, Turn& turn) {
   if (!job.up()) {
     deadlines_.Clear(AttemptDeadline(job));
     return;
@@ -384,34 +377,11 @@ void CoreImpl::CheckDeadlines(JobEntry& job, Turn& turn) {
   Stop(job, {v1::CAUSE_HANG, why, verdict.rank}, turn);
 }
 
-void CoreImpl::StartClock(JobEntry& job, Turn& turn) {
-  *job.state.mutable_running_since() = ToProto(turn.now());
-  ExpectEnd(job, turn);
-  if (job.spec().has_time_limit()) CheckTimeLimit(job, turn);
+void Attempts::CheckTimeLimit(JobEntry& job, Turn& turn) {
+  if (const auto over = clock_.CheckLimit(job, turn); over.has_value()) Stop(job, *over, turn);
 }
 
-void CoreImpl::StopClock(JobEntry& job, Turn& turn) {
-  if (!job.state.has_running_since()) return;
-  // The clock may have been set back.
-  const absl::Duration ran =
-      std::max(absl::ZeroDuration(), turn.now() - FromProto(job.state.running_since()));
-  *job.state.mutable_ran() = ToProto(FromProto(job.state.ran()) + ran);
-  job.state.clear_running_since();
-  deadlines_.Clear(TimeLimit(job));
-}
-
-void CoreImpl::CheckTimeLimit(JobEntry& job, Turn& turn) {
-  if (!job.up() || !job.spec().has_time_limit() || !job.state.has_running_since()) return;
-  const absl::Duration limit = FromProto(job.spec().time_limit());
-  const absl::Time due = FromProto(job.state.running_since()) + limit - FromProto(job.state.ran());
-  if (turn.now() < due) return deadlines_.Set(TimeLimit(job), due);
-  Stop(job,
-       {v1::CAUSE_TIME_LIMIT,
-        absl::StrCat("it has run for its time_limit, ", absl::FormatDuration(limit))},
-       turn);
-}
-
-void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
+void Attempts::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   // Only a user cancels a job. A rank that was ended as a coordinator had asked, in a history that
   // a restored backup does not have, is no reason to.
   if (reason.cause == v1::CAUSE_CANCELLED && reason.rank >= 0 && job.state.epoch_floor() > 0) {
@@ -435,9 +405,9 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   }
   state.set_stop_message(Bounded(message));
   state.set_stop_rank(reason.rank);
-  NoteFaults(job, reason, turn);
+  faults_.NoteEnd(job, reason, turn);
   scheduling_.ChangeRunning(job.id(), [](RunningJob& running) { running.stopping = true; });
-  StopClock(job, turn);
+  clock_.Stop(job, turn);
   Transition(job, AttemptEvent::kStop, state.stop_message(), turn);
   values_.Drop(job.id(), job.epoch(),
                absl::AbortedError(
@@ -448,8 +418,8 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
   TellWorkers(job, turn);
   if (reason.yields) {
     job.state.set_after_release(v1::JOB_STATE_QUEUED);
-    Transition(job, reason.resizes ? JobEvent::kResize : JobEvent::kPreempt, state.stop_message(),
-               turn);
+    states_.Transition(job, reason.resizes ? JobEvent::kResize : JobEvent::kPreempt,
+                       state.stop_message(), turn);
     job.waiting.Clear();
     job.waiting.set_code(v1::WAIT_CODE_RELEASING);
     return FreeAllSlots(job, turn);
@@ -460,105 +430,29 @@ void CoreImpl::Stop(JobEntry& job, const StopReason& reason, Turn& turn) {
       break;
     case v1::CAUSE_CANCELLED:
       job.state.set_after_release(v1::JOB_STATE_CANCELLED);
-      Transition(job, JobEvent::kCancel, state.stop_message(), turn);
+      states_.Transition(job, JobEvent::kCancel, state.stop_message(), turn);
       break;
     default:
       job.state.set_after_release(BudgetOf(reason.cause, trained) == Budget::kNotRetried
                                       ? v1::JOB_STATE_FAILED
                                       : v1::JOB_STATE_QUEUED);
       job.failed_at = turn.now();
-      Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
+      states_.Transition(job, JobEvent::kAttemptFailed, state.stop_message(), turn);
       job.waiting.Clear();
       job.waiting.set_code(v1::WAIT_CODE_RELEASING);
   }
   FreeAllSlots(job, turn);
 }
 
-// Of a hang, or a rank that could not be started, a worker is the likely reason once; when the same
-// happens to the job again, the job is.
-void CoreImpl::NoteFaults(const JobEntry& job, const StopReason& reason, Turn& turn) {
-  Fault fault{.cause = reason.cause, .job_name = job.name(), .job_id = job.fixed.id()};
-  const auto note = [&](const std::string& name) {
-    WorkerEntry* worker = workers_.Find(WorkerId(name));
-    if (worker == nullptr || worker->row.state() == v1::WORKER_STATE_LOST) return;
-    reputation::Note(*worker, fault, scheduling_.tree(), workers_, deadlines_, turn);
-  };
-  if (job.state.between_size() > 1) {
-    fault.weight = 0.5;
-    for (const std::string& worker : job.state.between()) note(worker);
-    return;
-  }
-  if (job.state.between_size() == 1) return note(job.state.between(0));
-  const bool again = !job.ends.empty() && job.ends.back().cause() == reason.cause;
-  switch (reason.cause) {
-    case v1::CAUSE_DEVICE:
-    case v1::CAUSE_HANG:
-      if (reason.rank < 0 || (again && reason.cause == v1::CAUSE_HANG)) return;
-      fault.device = job.gang.rank(reason.rank).device();
-      note(job.gang.rank(reason.rank).worker());
-      break;
-    case v1::CAUSE_LAUNCH:
-      if (!again && !reason.worker.empty()) note(reason.worker);
-      break;
-    default:
-      break;
-  }
-}
-
-// A worker has one such fault of an attempt, however many of its ranks are slow. Where the same
-// rank was slow on another worker, its share of the work is the likely reason.
-void CoreImpl::NoteSlowRanks(JobEntry& job, Turn& turn) {
-  std::vector<std::string> models;
-  for (const v1::RankStatus& rank : job.gang.ranks()) {
-    const WorkerEntry* worker = workers_.Find(WorkerId(rank.worker()));
-    models.push_back(worker == nullptr ? "" : ModelOf(worker->row, rank.device()));
-  }
-  const std::vector<int32_t> peers = PeersOf(spec::AtSize(job.spec(), job.size()), models);
-  std::map<std::string, Fault> faults;  // by worker
-  for (const SlowRank& slow : job.gang.slow_ranks().Judge(peers, turn.now())) {
-    const v1::RankStatus& rank = job.gang.rank(slow.rank);
-    const auto [fault, first] = faults.try_emplace(rank.worker(), Fault{.job_name = job.name(),
-                                                                        .job_id = job.fixed.id(),
-                                                                        .device = rank.device(),
-                                                                        .slowdown = slow.slowdown,
-                                                                        .rank = slow.rank});
-    if (!first) fault->second.device.clear();
-  }
-  const auto was_slow = [&](const WorkerEntry& worker, auto matches) {
-    const auto& latest = worker.row.reputation().latest();
-    return std::any_of(latest.begin(), latest.end(), [&](const v1::WorkerFault& fault) {
-      return fault.slowdown() > 0 && fault.job_id() == job.fixed.id() && matches(fault);
-    });
-  };
-  // Named, since clang lets no lambda capture a structured binding.
-  for (const auto& of_worker : faults) {
-    const auto& name = of_worker.first;
-    const auto& fault = of_worker.second;
-    WorkerEntry* worker = workers_.Find(WorkerId(name));
-    if (worker == nullptr || worker->row.state() == v1::WORKER_STATE_LOST) continue;
-    const bool known = was_slow(*worker, [&](const v1::WorkerFault& one) {
-      return FromProto(one.time()) >= FromProto(job.attempt.started());
-    });
-    const bool elsewhere =
-        std::any_of(workers_.entries().begin(), workers_.entries().end(), [&](const auto& other) {
-          return other.second.row.name() != name &&
-                 was_slow(other.second,
-                          [&](const v1::WorkerFault& one) { return one.rank() == fault.rank; });
-        });
-    if (known || elsewhere) continue;
-    reputation::Note(*worker, fault, scheduling_.tree(), workers_, deadlines_, turn);
-  }
-}
-
-void CoreImpl::TellWorkers(const JobEntry& job, Turn& turn) {
+void Attempts::TellWorkers(const JobEntry& job, Turn& turn) {
   for (const auto& [worker, ranks] : job.gang.by_worker()) turn.DesiredChanged(WorkerId(worker));
 }
 
-void CoreImpl::FreeAllSlots(const JobEntry& job, Turn& turn) {
+void Attempts::FreeAllSlots(const JobEntry& job, Turn& turn) {
   for (const auto& [worker, ranks] : job.gang.by_worker()) turn.FreeSlots(job.id(), worker);
 }
 
-void CoreImpl::EndReleasedAttempts(Turn& turn) {
+std::set<JobId> Attempts::FreeReleased(Turn& turn) {
   std::set<JobId> ended;
   for (const auto& [id, worker] : turn.TakeReleased()) {
     JobEntry& job = *jobs_.Find(id);
@@ -575,10 +469,10 @@ void CoreImpl::EndReleasedAttempts(Turn& turn) {
       ended.insert(id);
     }
   }
-  for (const JobId& id : ended) Release(*jobs_.Find(id), turn);
+  return ended;
 }
 
-v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
+v1::AttemptEnd Attempts::EndOf(const JobEntry& job, const Turn& turn) {
   const v1::StateRow& state = job.state;
   v1::AttemptEnd end;
   end.set_epoch(state.epoch());
@@ -605,37 +499,11 @@ v1::AttemptEnd CoreImpl::EndOf(JobEntry& job, Turn& turn) const {
   return end;
 }
 
-void CoreImpl::AddEnd(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
-  const auto key = [&job](uint64_t epoch) {
-    return schema::Encode(schema::JobKey{job.id(), {epoch}});
-  };
-  turn.batch().Put(Table::kEnds, key(end.epoch()), schema::Serialize(end));
-  job.ends.push_back(end);
-  while (job.ends.size() > kAttemptEndsMax) {
-    turn.batch().Delete(Table::kEnds, key(job.ends.front().epoch()));
-    job.ends.pop_front();
-  }
-  job.history_changed = true;
-}
-
-// Only the newest attempt keeps its ranks; the others keep where they ran.
-void CoreImpl::KeepPast(JobEntry& job, Turn& turn) {
-  if (job.attempt.epoch() == 0) return;
-  job.attempt.clear_ranks();
-  job.PutAttempt(turn.batch());
-  job.past_attempts.push_back(std::move(job.attempt));
-  while (job.past_attempts.size() > kPastAttemptsMax) {
-    turn.batch().Delete(Table::kAttempts, schema::Encode(schema::JobKey{
-                                              job.id(), {job.past_attempts.front().epoch()}}));
-    job.past_attempts.pop_front();
-  }
-}
-
-void CoreImpl::Release(JobEntry& job, Turn& turn) {
+Attempts::Released Attempts::Release(JobEntry& job, Turn& turn) {
   Transition(job, AttemptEvent::kAllReleased, "its devices are accounted for", turn);
-  const v1::AttemptEnd end = EndOf(job, turn);
+  v1::AttemptEnd end = EndOf(job, turn);
   job.phase.clear();
-  AddEnd(job, end, turn);
+  job.AddEnd(end, turn.batch());
   job.state.set_furthest_step(std::max(job.state.furthest_step(), end.step()));
   v1::Event row = About(job, v1::EVENT_KIND_ATTEMPT_ENDED);
   row.set_cause(end.cause());
@@ -652,64 +520,155 @@ void CoreImpl::Release(JobEntry& job, Turn& turn) {
   job.PutAttempt(turn.batch());
   turn.Persist(job.id());
   turn.Reschedule();
-  if (end.counted()) job.state.set_failures(job.state.failures() + 1);
-  if (job.state.state() == v1::JOB_STATE_PREEMPTING ||
-      job.state.state() == v1::JOB_STATE_RESIZING) {
-    AfterYield(job, turn);
-    return CheckJobDeadline(job, turn);
-  }
-  switch (after) {
-    case v1::JOB_STATE_SUCCEEDED:
-      Transition(job, JobEvent::kCompleted,
-                 job.runs_command() ? "every rank exited with status 0" : "trained all steps",
-                 turn);
-      break;
-    case v1::JOB_STATE_CANCELLED:
-      job.state.set_message("cancelled by a user");
-      Transition(job, JobEvent::kReleased, "its devices are accounted for", turn);
-      break;
-    case v1::JOB_STATE_FAILED:
-      job.state.set_message(absl::StrCat(CauseText(end.cause()), ": ", end.message()));
-      Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
-      break;
-    default:
-      AfterFailure(job, end, turn);
-      CheckJobDeadline(job, turn);
-  }
+  return {std::move(end), after};
 }
 
-void CoreImpl::AfterFailure(JobEntry& job, const v1::AttemptEnd& end, Turn& turn) {
-  const bool advanced =
-      job.state.last_committed_step() > job.state.committed_step_at_attempt_start();
-  if (IsFaultOfCluster(end.cause())) {
-    job.state.set_recovering_ranks(job.attempt.placements_size());
+// ---- ranks that are replaced, lost or not held --------------------------------------------------
+
+bool Attempts::Replace(JobEntry& job, const std::string& worker, const StopReason& reason,
+                       Departure departure, Turn& turn) {
+  const std::optional<std::string> what = membership_.Replace(job, worker, reason, departure, turn);
+  if (!what.has_value()) return false;
+  job.symptom_at.reset();
+  job.phase.clear();
+  job.attempt_since = job.progress_at = turn.now();
+  if (job.state.attempt_state() == v1::ATTEMPT_STATE_BOOTSTRAPPING) {
+    // A row of a version that knew no memberships does not say that its ranks were told to start.
+    job.state.set_launched_membership(job.membership() - 1);
+    clock_.Stop(job, turn);
+    Transition(job, AttemptEvent::kReplace, *what, turn);
+    states_.Transition(job, JobEvent::kReplaced, *what, turn);
   }
-  const int in_a_row = (advanced ? 0 : job.state.restarts_in_a_row()) + 1;
-  job.state.set_restarts_in_a_row(in_a_row);
-  int launches = 0;
-  for (auto past = job.ends.rbegin(); past != job.ends.rend() && past->cause() == v1::CAUSE_LAUNCH;
-       ++past) {
-    ++launches;
+  CheckDeadlines(job, turn);
+  TellWorkers(job, turn);
+  turn.DesiredChanged(WorkerId(worker));
+  turn.Reschedule();
+  StopReason of_worker = reason;
+  of_worker.worker = worker;
+  faults_.NoteEnd(job, of_worker, turn);
+  return true;
+}
+
+void Attempts::ReplaceOrStop(JobEntry& job, const std::string& worker, const StopReason& reason,
+                             Departure departure, Turn& turn) {
+  if (!Replace(job, worker, reason, departure, turn)) Stop(job, reason, turn);
+}
+
+bool Attempts::IsOfMembership(JobEntry& job, const std::string& worker,
+                              const v1::ObservedAttempt& observed, Turn& turn) {
+  if (job.Leaves(worker)) {
+    for (const v1::ObservedRank& rank : observed.ranks()) {
+      const auto& leaving = job.attempt.leaving();
+      const bool known =
+          std::any_of(leaving.begin(), leaving.end(), [&](const v1::Placement& placement) {
+            return placement.worker() == worker && placement.rank() == rank.rank();
+          });
+      if (known && rank.state() == v1::RANK_STATE_RELEASED) {
+        membership_.Departed(job, worker, rank.rank(), turn);
+      }
+    }
+    return false;
   }
-  std::string given_up;
-  if (job.state.failures() > job.spec().restart().max_failures()) {
-    given_up = absl::StrCat("failed ", job.state.failures(), " time(s), restart.max_failures is ",
-                            job.spec().restart().max_failures());
-  } else if (launches >= kLaunchFailuresMax) {
-    given_up = absl::StrCat("could not be started ", launches, " times in a row");
-  } else if (in_a_row >= kRestartsInARowMax) {
-    given_up = absl::StrCat("restarted ", in_a_row, " times without a newly committed step");
+  const uint32_t membership = std::max<uint32_t>(1, observed.membership());
+  if (membership == job.membership() || !job.up()) return true;
+  if (const WorkerEntry& entry = *workers_.Find(WorkerId(worker)); !entry.knows_memberships) {
+    Stop(job,
+         {v1::CAUSE_LAUNCH,
+          absl::StrCat("the daemon of worker ", worker, " was replaced by one of version ",
+                       entry.row.version(), ", which knows no memberships; upgrade it")},
+         turn);
+    return false;
   }
-  if (!given_up.empty()) {
-    job.state.set_message(
-        absl::StrCat(given_up, "; last: ", CauseText(end.cause()), ": ", end.message()));
-    Transition(job, JobEvent::kGivenUp, job.state.message(), turn);
+  if (membership > job.membership()) {
+    // A membership is durable before any daemon is told of it.
+    Stop(job,
+         {v1::CAUSE_COORDINATOR,
+          absl::StrCat("worker ", worker, " holds membership ", membership, ", this coordinator ",
+                       "knows of ", job.membership(), ": its state was restored from a backup")},
+         turn);
+  }
+  return false;
+}
+
+void Attempts::GiveUp(WorkerEntry& worker, JobEntry& job, const std::string& reason, Turn& turn) {
+  if (job.Leaves(worker.row.name())) return membership_.Departed(job, worker.row.name(), -1, turn);
+  std::vector<int32_t> ranks;
+  for (const int32_t rank : job.gang.On(worker.row.name())) {
+    if (workers_.Holds(job.attempt.placements(rank), job.id(), job.epoch())) ranks.push_back(rank);
+  }
+  const std::string why = absl::StrCat("rank ", ranks.front(), " is lost: ", reason);
+  v1::Event row = About(job, v1::EVENT_KIND_RANKS_GIVEN_UP);
+  row.set_worker(worker.row.name());
+  row.set_rank(ranks.front());
+  row.set_message(absl::StrCat("nothing is known of ", ranks.size(), " rank(s) on worker ",
+                               worker.row.name(), ", from rank ", ranks.front(),
+                               "; the job waits for them no longer"));
+  turn.Log(std::move(row));
+  turn.Persist(job.id());
+  const StopReason lost = {v1::CAUSE_WORKER_LOST, why, ranks.front()};
+  if (job.up() && Replace(job, worker.row.name(), lost, Departure::kProven, turn)) return;
+  for (const int32_t rank : ranks) job.gang.SetState(rank, v1::RANK_STATE_LOST);
+  if (job.up()) return Stop(job, lost, turn);
+  if (ExplainedByLoss(job.state, worker.row.name())) {
+    job.state.set_stop_message(absl::StrCat(why, "; before: ", job.state.stop_message()));
+    job.state.set_stop_cause(v1::CAUSE_WORKER_LOST);
+    job.state.set_stop_rank(ranks.front());
+    job.state.clear_between();
+  }
+  turn.FreeSlots(job.id(), worker.row.name());
+}
+
+// The daemon does not hold this attempt. That proves that its ranks are gone only if the daemon had
+// been told of the attempt before.
+void Attempts::ApplyAbsent(WorkerEntry& worker, JobEntry& job, uint64_t applied, bool hello,
+                           Turn& turn) {
+  const std::string& name = worker.row.name();
+  const bool leaves = job.Leaves(name);
+  const bool stopping = leaves || !job.up();
+  // A Hello lists everything, and nothing older can follow it: the daemon can get an attempt that
+  // it does not hold now only from a Desired of this session.
+  const bool proven = hello ? stopping || Membership::MayHaveStarted(job, name)
+                            : worker.desired.Knew(job.id(), job.epoch(), stopping, applied);
+  if (!proven) {
+    if (!hello) return;
+    // Its ranks have not started; the daemon will be asked to prepare them again.
+    for (const int32_t rank : job.gang.On(name)) job.gang.SetState(rank, v1::RANK_STATE_ASSIGNED);
     return;
   }
-  const absl::Duration wait = BackoffBefore(job.spec().restart().backoff(), end.cause(), in_a_row);
-  *job.state.mutable_not_before() = ToProto(turn.now() + wait);
-  if (!job.state.held_by().empty()) return Hold(job, turn);
-  Wait(job, turn);
+  if (leaves) return membership_.Departed(job, name, -1, turn);
+  const std::vector<int32_t> ranks = job.gang.On(name);
+  const StopReason gone = {
+      v1::CAUSE_WORKER_LOST,
+      absl::StrCat("worker ", name, " does not hold rank ", ranks.front(),
+                   " any more: its host was restarted or its state directory was removed"),
+      ranks.front()};
+  if (!stopping && Replace(job, name, gone, Departure::kProven, turn)) return;
+  for (const int32_t rank : ranks) {
+    job.gang.SetState(rank, std::max(job.gang.state(rank), v1::RANK_STATE_RELEASED));
+  }
+  turn.Persist(job.id());
+  if (!stopping) return Stop(job, gone, turn);
+  turn.FreeSlots(job.id(), name);
+}
+
+absl::Status Attempts::CheckCurrent(const WorkerEntry& worker, const std::string& job_id,
+                                    uint64_t epoch, uint32_t membership) const {
+  const JobEntry* job = jobs_.Find(JobId(job_id));
+  if (job == nullptr || !job->up() || job->epoch().value() != epoch ||
+      worker.foreign_attempts.contains({job->id(), job->epoch()})) {
+    return absl::AbortedError(
+        absl::StrCat("job ", Bounded(job_id), ": epoch ", epoch, " has ended"));
+  }
+  if (job->gang.On(worker.row.name()).empty()) {
+    return absl::PermissionDeniedError(absl::StrCat("job ", job_id, " epoch ", epoch,
+                                                    " has no rank on worker ", worker.row.name()));
+  }
+  membership = std::max<uint32_t>(1, membership);
+  if (membership != job->membership()) {
+    return absl::UnavailableError(absl::StrCat("job ", job_id, " epoch ", epoch, ": membership ",
+                                               membership, " was replaced by ", job->membership()));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster::coordinator

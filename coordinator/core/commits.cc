@@ -1,8 +1,11 @@
+#include "coordinator/core/commits.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/core/core_impl.h"
+#include "coordinator/core/gang.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/planned_job.h"
 #include "coordinator/core/schema.h"
 #include "proto/time.h"
 
@@ -17,7 +20,7 @@ void Put(JobEntry& job, const v1::CheckpointRecord& record, Turn& turn) {
 
 }  // namespace
 
-void CoreImpl::UpdateCommitted(JobEntry& job) {
+void Commits::UpdateCommitted(JobEntry& job) {
   scheduling_.ChangeRunning(job.id(),
                             [&job](RunningJob& running) { running.saved_at = SavedAt(job); });
   const int64_t newest = job.checkpoints.newest();
@@ -27,8 +30,8 @@ void CoreImpl::UpdateCommitted(JobEntry& job) {
       std::min(job.state.committed_step_at_attempt_start(), newest));
 }
 
-absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit,
-                              Turn& turn) {
+absl::Status Commits::Accept(const WorkerEntry& worker, const v1::CheckpointCommit& commit,
+                             Turn& turn) {
   JobEntry* job = jobs_.Find(JobId(commit.job_id()));
   const int64_t step = commit.checkpoint().step();
   const std::string what = absl::StrCat("job ", Bounded(commit.job_id()), " epoch ", commit.epoch(),
@@ -97,7 +100,8 @@ absl::Status CoreImpl::Accept(const WorkerEntry& worker, const v1::CheckpointCom
   return absl::OkStatus();
 }
 
-void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit, Turn& turn) {
+JobEntry* Commits::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& commit,
+                          Turn& turn) {
   const JobEntry* before = jobs_.Find(JobId(commit.job_id()));
   const int64_t committed = before == nullptr ? 0 : before->state.last_committed_step();
   const absl::Status status = Accept(worker, commit, turn);
@@ -111,13 +115,10 @@ void CoreImpl::Commit(const WorkerEntry& worker, const v1::CheckpointCommit& com
   verdict.set_status_message(std::string(status.message()));
   turn.Act(std::move(send));
   JobEntry* job = jobs_.Find(JobId(commit.job_id()));
-  if (job == nullptr || job->state.last_committed_step() <= committed) return;
-  if (const auto move = maintenance_.AfterCheckpoint(*job); move.has_value()) {
-    Stop(*job, {v1::CAUSE_MAINTENANCE, move->why}, turn);
-  }
+  return job == nullptr || job->state.last_committed_step() <= committed ? nullptr : job;
 }
 
-void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn) {
+void Commits::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, Turn& turn) {
   JobEntry* job = jobs_.Find(JobId(notice.job_id()));
   if (job == nullptr) return;
   if (notice.has_removed()) {
@@ -170,7 +171,7 @@ void CoreImpl::Notice(const WorkerEntry& worker, const v1::RankNotice& notice, T
   }
 }
 
-void CoreImpl::Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn) {
+void Commits::Evaluated(JobEntry& job, int64_t step, double loss, Turn& turn) {
   // Every rank reports its last evaluation with every heartbeat.
   if (step <= job.evaluated_step) return;
   job.evaluated_step = step;

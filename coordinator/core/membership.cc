@@ -1,12 +1,16 @@
+#include "coordinator/core/membership.h"
+
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/network.h"
 #include "coordinator/core/causes.h"
-#include "coordinator/core/core_impl.h"
 #include "coordinator/core/limits.h"
+#include "coordinator/core/planned_job.h"
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/replacement.h"
 #include "proto/spec/share.h"
@@ -28,9 +32,37 @@ std::string RanksText(const std::vector<int32_t>& ranks) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(runs, ", "));
 }
 
+// True when ranks on these workers may talk over loopback: all workers are on the coordinator's
+// machine.
+bool ShareLoopback(const std::vector<const WorkerEntry*>& workers) {
+  return std::all_of(workers.begin(), workers.end(), [&workers](const WorkerEntry* worker) {
+    const v1::Worker& row = worker->row;
+    return (row.address().empty() || IsLoopbackAddress(row.address())) &&
+           row.boot_id() == workers.front()->row.boot_id();
+  });
+}
+
 }  // namespace
 
-bool CoreImpl::MayReplace(const JobEntry& job, const std::string& worker, v1::Cause cause) const {
+void Membership::SetAddresses(v1::AttemptRow& attempt) const {
+  std::vector<const WorkerEntry*> entries;
+  for (const v1::Placement& placement : attempt.placements()) {
+    entries.push_back(workers_.Find(WorkerId(placement.worker())));
+    CHECK(entries.back() != nullptr) << placement.worker();
+  }
+  const bool loopback = ShareLoopback(entries);
+  for (v1::Placement& placement : *attempt.mutable_placements()) {
+    const v1::Worker& row = entries[static_cast<size_t>(placement.rank())]->row;
+    // Other hosts cannot reach a loopback address. Where a worker has no other address, the
+    // preflight of its ranks fails and says so.
+    const bool outside = !loopback && (row.address().empty() || IsLoopbackAddress(row.address()));
+    placement.set_address(outside && !row.outside_address().empty() ? row.outside_address()
+                                                                    : row.address());
+    placement.set_host(row.host());
+  }
+}
+
+bool Membership::MayReplace(const JobEntry& job, const std::string& worker, v1::Cause cause) const {
   const v1::AttemptState state = job.state.attempt_state();
   const bool allocated = state == v1::ATTEMPT_STATE_ALLOCATED;
   if (!allocated && state != v1::ATTEMPT_STATE_BOOTSTRAPPING) return false;
@@ -60,9 +92,10 @@ bool CoreImpl::MayReplace(const JobEntry& job, const std::string& worker, v1::Ca
   return any_stays;
 }
 
-bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReason& reason,
-                       Departure departure, Turn& turn) {
-  if (!MayReplace(job, worker, reason.cause)) return false;
+std::optional<std::string> Membership::Replace(JobEntry& job, const std::string& worker,
+                                               const StopReason& reason, Departure departure,
+                                               Turn& turn) {
+  if (!MayReplace(job, worker, reason.cause)) return std::nullopt;
   const std::vector<int32_t> ranks = job.gang.On(worker);
   v1::AttemptRow& attempt = job.attempt;
   // A worker that has left an epoch takes no part in it again: what is left of its ranks there
@@ -76,7 +109,7 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
       excluded.insert(id);
     }
   }
-  WaitingJob waiting = AsWaiting(job);
+  WaitingJob waiting = AsWaiting(job, reservations_);
   if (job.elastic()) waiting = AtSize(waiting, job.size());
   std::optional<std::vector<v1::Placement>> moved;
   {
@@ -85,7 +118,7 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
                               {attempt.placements().begin(), attempt.placements().end()},
                               {ranks.begin(), ranks.end()}, excluded);
   }
-  if (!moved.has_value()) return false;
+  if (!moved.has_value()) return std::nullopt;
 
   const uint32_t membership = job.membership() + 1;
   std::set<std::string> to;
@@ -120,9 +153,6 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
 
   // All daemons tell anew how far their ranks are, in the new membership.
   job.gang = Gang(attempt, turn.now());
-  job.symptom_at.reset();
-  job.phase.clear();
-  job.attempt_since = job.progress_at = turn.now();
   values_.Drop(job.id(), job.epoch(),
                absl::UnavailableError(absl::StrCat("job ", job.fixed.id(), " epoch ",
                                                    attempt.epoch(), ": membership ", membership - 1,
@@ -137,29 +167,10 @@ bool CoreImpl::Replace(JobEntry& job, const std::string& worker, const StopReaso
                                         worker, " to ", absl::StrJoin(to, ", "));
   row.set_message(absl::StrCat(what, ", the others stay; ", replacement.message()));
   turn.Log(std::move(row));
-  if (job.state.attempt_state() == v1::ATTEMPT_STATE_BOOTSTRAPPING) {
-    // A row of a version that knew no memberships does not say that its ranks were told to start.
-    job.state.set_launched_membership(membership - 1);
-    StopClock(job, turn);
-    Transition(job, AttemptEvent::kReplace, what, turn);
-    Transition(job, JobEvent::kReplaced, what, turn);
-  }
-  CheckDeadlines(job, turn);
-  TellWorkers(job, turn);
-  turn.DesiredChanged(WorkerId(worker));
-  turn.Reschedule();
-  StopReason of_worker = reason;
-  of_worker.worker = worker;
-  NoteFaults(job, of_worker, turn);
-  return true;
+  return what;
 }
 
-void CoreImpl::ReplaceOrStop(JobEntry& job, const std::string& worker, const StopReason& reason,
-                             Departure departure, Turn& turn) {
-  if (!Replace(job, worker, reason, departure, turn)) Stop(job, reason, turn);
-}
-
-void CoreImpl::Departed(JobEntry& job, const std::string& worker, int32_t rank, Turn& turn) {
+void Membership::Departed(JobEntry& job, const std::string& worker, int32_t rank, Turn& turn) {
   auto& leaving = *job.attempt.mutable_leaving();
   for (int i = leaving.size() - 1; i >= 0; --i) {
     if (leaving[i].worker() != worker || (rank >= 0 && leaving[i].rank() != rank)) continue;
@@ -173,43 +184,7 @@ void CoreImpl::Departed(JobEntry& job, const std::string& worker, int32_t rank, 
   turn.FreeSlots(job.id(), worker);  // the attempt may have waited for this alone
 }
 
-bool CoreImpl::IsOfMembership(JobEntry& job, const std::string& worker,
-                              const v1::ObservedAttempt& observed, Turn& turn) {
-  if (job.Leaves(worker)) {
-    for (const v1::ObservedRank& rank : observed.ranks()) {
-      const auto& leaving = job.attempt.leaving();
-      const bool known =
-          std::any_of(leaving.begin(), leaving.end(), [&](const v1::Placement& placement) {
-            return placement.worker() == worker && placement.rank() == rank.rank();
-          });
-      if (known && rank.state() == v1::RANK_STATE_RELEASED) {
-        Departed(job, worker, rank.rank(), turn);
-      }
-    }
-    return false;
-  }
-  const uint32_t membership = std::max<uint32_t>(1, observed.membership());
-  if (membership == job.membership() || !job.up()) return true;
-  if (const WorkerEntry& entry = *workers_.Find(WorkerId(worker)); !entry.knows_memberships) {
-    Stop(job,
-         {v1::CAUSE_LAUNCH,
-          absl::StrCat("the daemon of worker ", worker, " was replaced by one of version ",
-                       entry.row.version(), ", which knows no memberships; upgrade it")},
-         turn);
-    return false;
-  }
-  if (membership > job.membership()) {
-    // A membership is durable before any daemon is told of it.
-    Stop(job,
-         {v1::CAUSE_COORDINATOR,
-          absl::StrCat("worker ", worker, " holds membership ", membership, ", this coordinator ",
-                       "knows of ", job.membership(), ": its state was restored from a backup")},
-         turn);
-  }
-  return false;
-}
-
-bool CoreImpl::MayHaveStarted(const JobEntry& job, const std::string& worker) {
+bool Membership::MayHaveStarted(const JobEntry& job, const std::string& worker) {
   if (job.state.attempt_state() != v1::ATTEMPT_STATE_ALLOCATED) return true;
   const std::vector<int32_t>& ranks = job.gang.On(worker);
   return std::any_of(ranks.begin(), ranks.end(), [&job](int32_t rank) {
@@ -218,7 +193,7 @@ bool CoreImpl::MayHaveStarted(const JobEntry& job, const std::string& worker) {
   });
 }
 
-void CoreImpl::CheckMembership(const JobEntry& job, std::vector<std::string>& broken) const {
+void Membership::Check(const JobEntry& job, std::vector<std::string>& broken) const {
   const auto claim = [&](bool holds, absl::string_view what) {
     if (!holds) broken.push_back(absl::StrCat("job ", job.fixed.id(), ": ", what));
   };
