@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <tuple>
 
@@ -67,7 +68,7 @@ class Application {
     } catch (const CLI::ParseError& error) {
       const std::string unknown = UnknownCommand(app_, arguments);
       if (error.get_exit_code() != 0 && !unknown.empty()) {
-        terminal_.err << "muster: " << unknown << "; see muster --help" << std::endl;
+        terminal_.err << "muster: " << unknown << std::endl;
         return kUsageError;
       }
       return app_.exit(error, terminal_.out, terminal_.err) == 0 ? 0 : kUsageError;
@@ -146,6 +147,23 @@ class Application {
   void TakesJob(CLI::App* command, bool required = true) {
     command->add_option(kJobPositional, job_, "Name of a job (its newest run), or its id")
         ->required(required);
+  }
+
+  // One or more, for ForEachJob().
+  void TakesJobs(CLI::App* command) {
+    command->add_option(kJobPositional, jobs_, "Names of jobs (their newest runs), or their ids")
+        ->required();
+  }
+  // One that fails keeps none of the others from being asked; every message is shown.
+  absl::Status ForEachJob(const std::function<absl::Status(const std::string&)>& ask) {
+    absl::Status failed;
+    for (const std::string& job : jobs_) {
+      const absl::Status status = ask(job);
+      if (status.ok()) continue;
+      if (!failed.ok()) terminal_.err << "muster: " << failed.message() << std::endl;
+      failed = status;
+    }
+    return failed;
   }
 
   void DeclareSubmit() {
@@ -248,8 +266,11 @@ class Application {
         return Watch(client, job_, format(), terminal_, kReconnectPatience);
       });
     }));
-    TakesJob(Add(app_, "cancel", "Ask a job to stop", [this] {
-      return WithClient([this](auto& client) { return Cancel(client, job_, format(), terminal_); });
+    TakesJobs(Add(app_, "cancel", "Ask jobs to stop", [this] {
+      return WithClient([this](auto& client) {
+        return ForEachJob(
+            [&](const std::string& job) { return Cancel(client, job, format(), terminal_); });
+      });
     }));
     TakesJob(Add(app_, "explain",
                  "Why a job, or the tasks of an array, wait, what would let them start, and when",
@@ -267,23 +288,25 @@ class Application {
     using JobChange = CoordinatorClient::JobChange;
     const std::vector<std::tuple<std::string, JobChange, std::string>> changes = {
         {"preempt", JobChange::kPreempt,
-         "Stop a running job at the end of a step, with a checkpoint; it stays in its queue"},
-        {"suspend", JobChange::kSuspend, "The same, and hold it until `muster resume`"},
-        {"resume", JobChange::kResume, "Let a suspended or held job wait in its queue again"},
-        {"hold", JobChange::kHold, "Keep a job that waits from starting"},
+         "Stop running jobs at the end of a step, with a checkpoint; they stay in their queues"},
+        {"suspend", JobChange::kSuspend, "The same, and hold them until `muster resume`"},
+        {"resume", JobChange::kResume, "Let suspended or held jobs wait in their queues again"},
+        {"hold", JobChange::kHold, "Keep jobs that wait from starting"},
         {"release", JobChange::kRelease, "As resume"},
         {"requeue", JobChange::kRequeue,
-         "Stop a running job now and put it back into its queue; or end a back-off"}};
+         "Stop running jobs now and put them back into their queues; or end a back-off"}};
     for (const auto& [name, change, help] : changes) {
       CLI::App* command = Add(app_, name, help, [this, change = change] {
-        v1::ChangeJobRequest request;
-        request.set_name(job_);
-        request.set_reason(reason_);
-        return WithClient([this, change, request](auto& client) {
-          return ChangeJob(client, change, request, format(), terminal_);
+        return WithClient([this, change](auto& client) {
+          return ForEachJob([&](const std::string& job) {
+            v1::ChangeJobRequest request;
+            request.set_name(job);
+            request.set_reason(reason_);
+            return ChangeJob(client, change, request, format(), terminal_);
+          });
         });
       });
-      TakesJob(command);
+      TakesJobs(command);
       command->add_option("--reason", reason_, "For people: it stands in the job's events")
           ->type_name("TEXT");
     }
@@ -951,6 +974,7 @@ class Application {
   std::string format_text_ = "table";
   std::string home_;
   std::string job_;
+  std::vector<std::string> jobs_;
   std::string reason_;
   std::string ranks_;
   bool tasks_ = false;

@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "proto/spec/names.h"
 
 namespace muster::cli {
@@ -41,8 +42,16 @@ std::string UnknownCommand(const CLI::App& app, const std::vector<std::string>& 
     }
     if (names.empty() || absl::StartsWith(word, "-")) return "";
     const std::string nearest = spec::NearestName(word, names);
-    return absl::StrCat("unknown command ", spec::Quoted(word),
-                        nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?"));
+    const bool top = command->get_parent() == nullptr;
+    const std::string prefix = top ? "" : absl::StrCat(command->get_name(), " ");
+    std::string hint;
+    if (!nearest.empty()) {
+      hint = absl::StrCat("; did you mean '", prefix, nearest, "'?");
+    } else if (!top) {
+      hint = absl::StrCat("; it goes on with ", absl::StrJoin(names, ", "));
+    }
+    return absl::StrCat("unknown command ", spec::Quoted(absl::StrCat(prefix, word)), hint,
+                        "; see muster ", prefix, "--help");
   }
   return "";
 }
@@ -91,7 +100,7 @@ std::vector<std::string> Complete(const CLI::App& app, const std::vector<std::st
     if (!below->get_group().empty()) offer(below->get_name());
   }
   const CLI::Option* name = command->get_option_no_throw(kJobPositional);
-  if (name != nullptr && positionals == 0) {
+  if (name != nullptr && positionals < name->get_expected_max()) {
     for (const std::string& job : job_names()) offer(job);
   }
   return candidates;

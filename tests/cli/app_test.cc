@@ -356,6 +356,10 @@ TEST_F(App, CommandsForAnArray_ActOnAllOfItsTasks) {
   EXPECT_EQ(RunApp({"suspend", "sweep"}), 0) << err_.str();
   EXPECT_EQ(service_.array_changed.change(), v1::ARRAY_CHANGE_SUSPEND);
   EXPECT_THAT(out_.str(), HasSubstr("sweep: suspended 1 of 3 tasks"));
+  // One that is refused keeps none of the others from being asked.
+  EXPECT_EQ(RunApp({"hold", "nosuch", "sweep", "sweep"}), 1);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("sweep: held 1"), Not(HasSubstr("suspended"))));
+  EXPECT_THAT(err_.str(), HasSubstr("muster: "));
   EXPECT_EQ(RunApp({"get", "jobs"}), 0) << err_.str();
   EXPECT_THAT(out_.str(), HasSubstr("\nsweep  2 running"));  // the fake has two pages
   EXPECT_EQ(RunApp({"get", "jobs", "--tasks"}), 0) << err_.str();
@@ -711,6 +715,9 @@ TEST_F(App, WrongUsage_ExitsWithTwo) {
   }
   RunApp({"gte", "jobs"});
   EXPECT_THAT(err_.str(), HasSubstr("unknown command 'gte'; did you mean 'get'?"));
+  RunApp({"describe", "gpt"});
+  EXPECT_THAT(err_.str(), HasSubstr("unknown command 'describe gpt'; it goes on with worker, job; "
+                                    "see muster describe --help"));
 }
 
 TEST_F(App, UnreachableCoordinator_IsNamedWithWhereItsAddressCameFrom) {
@@ -865,6 +872,8 @@ TEST_F(App, Complete_OffersCommandsFlagsAndJobs) {
   RunApp({"__complete", "--", "get", "j"});
   EXPECT_EQ(out_.str(), "jobs\njob\n");
   RunApp({"__complete", "--", "logs", "g"});
+  EXPECT_EQ(out_.str(), "gpt\n");
+  RunApp({"__complete", "--", "cancel", "other", "g"});
   EXPECT_EQ(out_.str(), "gpt\n");
   RunApp({"__complete", "--", "plan", "--dev"});
   EXPECT_EQ(out_.str(), "--device-memory\n");
