@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "coordinator/core/causes.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/migrate.h"
 #include "coordinator/core/plan_record.h"
@@ -127,9 +128,13 @@ CoreOutput CoreImpl::BeginTerm(absl::Time now) {
   states_.ReservationsChanged(turn);
   for (const auto& [sequence, id] : jobs_.live()) {
     JobEntry& job = *jobs_.Find(id);
-    // The clock may have been set back since the back-off was decided. What plans are made from is
-    // stored, so that they can be made again.
-    const absl::Time latest = now + FromProto(job.spec().restart().backoff().max());
+    // The clock may have been set back since the back-off was decided: no more than its whole
+    // length is left. What plans are made from is stored, so that they can be made again.
+    const v1::BackoffSpec& backoff = job.spec().restart().backoff();
+    const absl::Time latest =
+        now + (job.ends.empty() ? FromProto(backoff.max())
+                                : BackoffBefore(backoff, job.ends.back().cause(),
+                                                job.state.restarts_in_a_row()));
     if (job.state.has_not_before() && FromProto(job.state.not_before()) > latest) {
       *job.state.mutable_not_before() = ToProto(latest);
       turn.Persist(id);

@@ -88,6 +88,9 @@ struct Fleet {
   Latencies prepare, run, stop;
 };
 
+// As a daemon of today: it echoes memberships and histories, and keeps specs.
+constexpr uint32_t kProtocolVersion = 5;
+
 // One daemon: it does at once what it is told, and says so.
 class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator> {
  public:
@@ -106,7 +109,7 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
     hello.mutable_hello()->set_worker(absl::StrCat("w", number));
     hello.mutable_hello()->set_identity(absl::StrCat("identity-", number));
     hello.mutable_hello()->set_host("bench");
-    hello.mutable_hello()->set_protocol_version(1);
+    hello.mutable_hello()->set_protocol_version(kProtocolVersion);
     for (int slot = 0; slot < slots; ++slot) {
       v1::Device& device = *hello.mutable_hello()->add_devices();
       device.set_name(absl::StrCat("cpu:", slot));
@@ -160,22 +163,29 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
   void Apply(const v1::Desired& desired) {
     MutexLock lock(&mutex_);
     applied_ = desired.revision();
-    observed_.clear_attempts();
+    v1::Observed before;
+    before.Swap(&observed_);
     for (const v1::DesiredAttempt& attempt : desired.attempts()) {
-      v1::RankState state = v1::RANK_STATE_PREPARED;
-      if (attempt.phase() == v1::DESIRED_PHASE_RUNNING) {
-        state = v1::RANK_STATE_TRAINING;
-        fleet_.run.Arrived();
-      } else if (attempt.phase() == v1::DESIRED_PHASE_STOPPED) {
+      if (attempt.phase() == v1::DESIRED_PHASE_STOPPED) {
         fleet_.stop.Arrived();
         continue;  // it holds nothing of it any more
-      } else {
-        fleet_.prepare.Arrived();
-        fleet_.run.Begin(Now());  // the last one counts
       }
       v1::ObservedAttempt& out = *observed_.add_attempts();
       out.set_job_id(attempt.job_id());
       out.set_epoch(attempt.epoch());
+      out.set_history_id(attempt.history_id());
+      out.set_membership(attempt.membership());
+      out.set_has_spec(attempt.has_spec() || HasSpec(before, attempt));
+      v1::RankState state = v1::RANK_STATE_PREPARED;
+      if (!out.has_spec()) {
+        state = v1::RANK_STATE_ASSIGNED;  // its ranks wait for a later Desired
+      } else if (attempt.phase() == v1::DESIRED_PHASE_RUNNING) {
+        state = v1::RANK_STATE_TRAINING;
+        fleet_.run.Arrived();
+      } else {
+        fleet_.prepare.Arrived();
+        fleet_.run.Begin(Now());  // the last one counts
+      }
       for (const v1::RankAssignment& assigned : attempt.ranks()) {
         v1::ObservedRank& rank = *out.add_ranks();
         rank.set_rank(assigned.rank());
@@ -186,6 +196,14 @@ class Stub : public grpc::ClientBidiReactor<v1::FromWorker, v1::FromCoordinator>
       }
     }
     Report();
+  }
+  // Whether the spec of the attempt came with an earlier Desired.
+  static bool HasSpec(const v1::Observed& held, const v1::DesiredAttempt& attempt) {
+    return std::any_of(
+        held.attempts().begin(), held.attempts().end(), [&attempt](const v1::ObservedAttempt& one) {
+          return one.has_spec() && one.job_id() == attempt.job_id() &&
+                 one.epoch() == attempt.epoch() && one.history_id() == attempt.history_id();
+        });
   }
   void Report() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     observed_.set_applied_revision(applied_);
