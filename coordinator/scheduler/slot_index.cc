@@ -194,7 +194,7 @@ void SlotIndex::Leave(int domain) {
 namespace {
 
 void CountSize(WorkerSizes& sizes, int total, bool undivided, int sign) {
-  const auto add = [total, sign](std::map<int, int>& counts) {
+  const auto add = [total, sign](Counts& counts) {
     const auto found = counts.try_emplace(total, 0).first;
     if ((found->second += sign) == 0) counts.erase(found);
   };
@@ -210,7 +210,7 @@ void SlotIndex::CountInDomains(const WorkerView& worker, v1::DeviceKind kind, in
     std::map<v1::DeviceKind, Domain::Slots>& kinds = domains_[static_cast<size_t>(at)].slots;
     const auto here = kinds.try_emplace(kind).first;
     Domain::Slots& slots = here->second;
-    const auto add = [sign](std::map<int, int>& counts, int key) {
+    const auto add = [sign](Counts& counts, int key) {
       const auto found = counts.try_emplace(key, 0).first;
       if ((found->second += sign) == 0) counts.erase(found);
     };
