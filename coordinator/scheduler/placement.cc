@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "base/check.h"
 #include "coordinator/scheduler/demand.h"
 #include "coordinator/scheduler/gang_layout.h"
@@ -219,7 +220,7 @@ std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
     int64_t hold;
     int next, end;  // in `order`
   };
-  std::vector<Alike> by_hold;  // there are few different numbers
+  absl::InlinedVector<Alike, 8> by_hold;  // there are few different numbers
   const std::vector<int>& children = tree[node].children;
   const auto alike = [&by_hold](int64_t hold) {
     return std::lower_bound(by_hold.begin(), by_hold.end(), hold,
@@ -238,7 +239,7 @@ std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
     same.next = same.end = begin;
     begin += count;
   }
-  std::vector<int> order(static_cast<size_t>(begin));
+  absl::InlinedVector<int, 32> order(static_cast<size_t>(begin));
   for (const int child : children) {
     if (tree[child].hold > 0) order[static_cast<size_t>(alike(tree[child].hold)->end++)] = child;
   }

@@ -249,8 +249,9 @@ class Planner {
     while (!line.heads.empty()) {
       Cursor& cursor = *line.heads.back().cursor;
       const WaitingJob& job = cursor.next->second;
-      if (cursor.may_start && !cursor.misfit && job.not_before <= now_ && settled_.empty()) {
+      if (cursor.may_start && job.not_before <= now_ && settled_.empty()) {
         ++line.behind;
+        if (cursor.misfit) ++cursor.behind;
         Want(job.device);
         ExplainBehind(job, line);
       } else if (!settled_.contains(job.id)) {
@@ -945,14 +946,16 @@ class Planner {
         !kept_.contains(job.id)) {
       return std::nullopt;
     }
-    if (first_of_queue && NeverFitsBeside(job, shape)) return std::nullopt;
-    // Far cheaper than to hold others of the reserved slots.
-    if (!first_of_queue && shape != nullptr && job.share == kWholeDevice &&
-        tree_.spares().empty() && job.reservations.empty() && !kept_.contains(job.id) &&
-        FreeAt(LevelOf(end), job.device) < job.ranks) {
-      const auto [known, first] = misfits_.emplace(shape, LevelOf(end));
-      known->second = std::min(known->second, LevelOf(end));
-      return std::nullopt;
+    // Mostly numbers tell, and it is far cheaper to ask them than to hold other slots.
+    if (shape != nullptr && NumbersTell(job)) {
+      if (first_of_queue && !FitsBesideNone(job, *shape)) return std::nullopt;
+      const absl::Time level = LevelOf(end);
+      if (job.share == kWholeDevice && FreeAt(level, job.device) < job.ranks) {
+        const auto [known, first] = misfits_.emplace(shape, level);
+        known->second = std::min(known->second, level);
+        passes_over = first_of_queue;
+        return std::nullopt;
+      }
     }
     HoldReserved(end);
     auto placements = TryPlaceAlike(job, shape, held_until_);
@@ -964,19 +967,19 @@ class Planner {
     return placements;
   }
 
-  // The job does not fit even if nothing is reserved, which costs less to find out. Not found out
-  // where it may get slots that are not free.
-  bool NeverFitsBeside(const WaitingJob& job, const GangShape* shape) {
-    if (shape == nullptr || !tree_.spares().empty() || !job.reservations.empty() ||
-        index_.HolderOf(job.id) != nullptr) {
-      return false;
-    }
+  // The job gets no slots but those that are free.
+  bool NumbersTell(const WaitingJob& job) const {
+    return tree_.spares().empty() && job.reservations.empty() && !kept_.contains(job.id) &&
+           index_.HolderOf(job.id) == nullptr;
+  }
+  // The job fits if nothing is reserved, and nothing is from then on.
+  bool FitsBesideNone(const WaitingJob& job, const GangShape& shape) {
     HoldReserved(absl::InfinitePast());
-    if (KnownMisfit(*shape, absl::InfinitePast())) return true;
+    if (KnownMisfit(shape, absl::InfinitePast())) return false;
     SlotIndex::Trial trial(attempted_.index);
-    if (FitsNow(trial, job)) return false;
-    misfits_.insert_or_assign(shape, absl::InfinitePast());
-    return true;
+    if (FitsNow(trial, job)) return true;
+    misfits_.insert_or_assign(&shape, absl::InfinitePast());
+    return false;
   }
 
   // A shape that does not fit beside the slots that are held at a level does not beside more.

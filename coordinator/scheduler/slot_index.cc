@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+
 namespace muster::coordinator {
 
 namespace {
@@ -720,9 +722,15 @@ std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
         return;
       }
     }
-    std::map<int, int> linked;  // free slots by group of linked devices
+    // Free slots by group of linked devices, in order of groups: there are few.
+    absl::InlinedVector<std::pair<int, int>, 8> linked;
     for (const SlotView& slot : worker.slots) {
-      if (fits(slot)) ++linked[slot.link_group];
+      if (!fits(slot)) continue;
+      auto group_of = std::lower_bound(linked.begin(), linked.end(), std::pair(slot.link_group, 0));
+      if (group_of == linked.end() || group_of->first != slot.link_group) {
+        group_of = linked.insert(group_of, {slot.link_group, 0});
+      }
+      ++group_of->second;
     }
     while (static_cast<int>(devices.size()) < count && !linked.empty()) {
       const int wanted = std::min(group, count - static_cast<int>(devices.size()));
