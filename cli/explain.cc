@@ -166,6 +166,9 @@ Rows ReasonRows(const v1::WaitReason& reason, absl::Time now) {
     rows.push_back(
         {"queue:", absl::StrCat(reason.queue(), ", behind ", Count(reason.ahead(), "other job"))});
   }
+  if (reason.has_set_aside()) {
+    rows.push_back({"set aside:", SetAsideText(reason.set_aside(), reason.device())});
+  }
   rows.push_back({"estimate:", EstimateText(reason, now)});
   return rows;
 }
@@ -444,9 +447,30 @@ std::string ChangeText(const v1::WaitReason& reason) {
   }
 }
 
+std::string SetAsideText(const v1::SetAside& set_aside, v1::DeviceKind device) {
+  constexpr int kNamedMax = 8;
+  std::vector<std::string> workers;
+  for (const v1::WorkerSlots& worker : set_aside.workers()) {
+    if (workers.size() == kNamedMax) {
+      workers.push_back(absl::StrCat("and ", set_aside.workers_size() - kNamedMax, " more"));
+      break;
+    }
+    workers.push_back(worker.worker());
+  }
+  return absl::StrCat("starts about ", LocalTime(set_aside.starts_at()), " on ",
+                      absl::StrJoin(workers, ", "), " (", Slots(set_aside.slots(), device),
+                      " set aside)");
+}
+
 std::string WaitText(const v1::WaitReason& reason) {
-  const std::string change = ChangeText(reason);
-  return absl::StrCat(WhyText(reason), change.empty() ? "" : "; ", change);
+  std::string text = WhyText(reason);
+  if (const std::string change = ChangeText(reason); !change.empty()) {
+    absl::StrAppend(&text, "; ", change);
+  }
+  if (reason.has_set_aside()) {
+    absl::StrAppend(&text, "; ", SetAsideText(reason.set_aside(), reason.device()));
+  }
+  return text;
 }
 
 namespace {

@@ -174,6 +174,7 @@ class Planner {
     }
     HoldReserved(absl::InfinitePast());
     if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
+    if (scope_.explains) DecideReserves();
     trial_.Release(SpareHolder());
     if (!reservations_.empty()) schedule_.again_at = now_ + kSharesInterval;
     return std::move(schedule_);
@@ -208,7 +209,8 @@ class Planner {
   // When a job that does not fit will start.
   struct Reservation {
     const WaitingJob* job;
-    absl::Time at;  // InfiniteFuture: not known
+    absl::Time at;                          // InfiniteFuture: not known
+    std::vector<SlotIndex::SlotRef> slots;  // by rank
   };
 
   // What decides whose turn it is, of a queue of which First() has a job.
@@ -784,7 +786,6 @@ class Planner {
     HoldReserved(absl::InfinitePast());
     std::vector<SlotIndex::SlotRef> slots;
     const absl::Time at = StartOf(job, slots);
-    reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
     const auto first = static_cast<int64_t>(reserved_.size());
     for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at, job.share});
@@ -796,6 +797,7 @@ class Planner {
     };
     std::sort(reserved_.begin() + first, reserved_.end(), before);
     std::inplace_merge(reserved_.begin(), reserved_.begin() + first, reserved_.end(), before);
+    reservations_.push_back({&job, at, std::move(slots)});
     size_t kept = 0;
     for (size_t i = 0; i < reserved_.size(); ++i) {
       if (i > 0 && reserved_[kept].slot.slot == reserved_[i].slot.slot) {
@@ -807,6 +809,33 @@ class Planner {
     }
     if (!reserved_.empty()) reserved_.resize(kept + 1);
     Changed();
+  }
+
+  // Once all jobs were looked at. Slots that are kept for a job go to that one when they are free.
+  void DecideReserves() {
+    std::set<const SlotView*> lost;
+    for (const auto& [id, kept] : kept_) {
+      if (kept.share < kWholeDevice) continue;  // counts already
+      for (const Slot& slot : kept.slots) lost.insert(FindSlot(index_, slot));
+    }
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.at == absl::InfiniteFuture()) continue;
+      if (std::any_of(reservation.slots.begin(), reservation.slots.end(),
+                      [&lost](const auto& slot) { return lost.contains(slot.slot); })) {
+        continue;
+      }
+      std::vector<SlotIndex::SlotRef> slots = reservation.slots;
+      std::sort(slots.begin(), slots.end(),
+                [](const SlotIndex::SlotRef& a, const SlotIndex::SlotRef& b) {
+                  return a.worker != b.worker ? ByName()(a.worker, b.worker) : a.slot < b.slot;
+                });
+      Reserve reserve{reservation.job->id, {}, reservation.at};
+      reserve.slots.reserve(slots.size());
+      for (const SlotIndex::SlotRef& slot : slots) {
+        reserve.slots.push_back({slot.worker->id, slot.slot->device});
+      }
+      schedule_.decisions.emplace_back(std::move(reserve));
+    }
   }
 
   // When the job starts if nothing but ends of running jobs happens, and on which slots;
@@ -1576,7 +1605,10 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     Schedule plan = Planner(attempted, cluster, policy, now,
                             {.behind = std::numeric_limits<int>::max(), .only = &job})
                         .Run(queue);
+    const Reserve* set_aside = nullptr;
     for (Decision& decision : plan.decisions) {
+      const Reserve* reserve = std::get_if<Reserve>(&decision);
+      if (reserve != nullptr && reserve->job == job) set_aside = reserve;
       Start* start = std::get_if<Start>(&decision);
       if (start == nullptr || start->job != job) continue;
       forecast.start = std::move(*start);
@@ -1584,6 +1616,7 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     }
     CHECK(!plan.explanations.empty()) << job;
     forecast.reason = plan.explanations.back().reason();
+    if (set_aside != nullptr) *forecast.reason.mutable_set_aside() = AsMessage(*set_aside);
   }
   forecast.reason.set_ahead(queue.CountBefore(*waiting));
   const absl::Time start = EstimateStart(cluster, queue, policy, now, job);
@@ -1591,6 +1624,20 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     *forecast.reason.mutable_estimated_start() = ToProto(start);
   }
   return forecast;
+}
+
+v1::SetAside AsMessage(const Reserve& reserve) {
+  v1::SetAside out;
+  for (const Slot& slot : reserve.slots) {
+    if (out.workers().empty() || out.workers().rbegin()->worker() != slot.worker.value()) {
+      out.add_workers()->set_worker(slot.worker.value());
+    }
+    v1::WorkerSlots& worker = *out.mutable_workers()->rbegin();
+    worker.set_slots(worker.slots() + 1);
+  }
+  out.set_slots(static_cast<int64_t>(reserve.slots.size()));
+  *out.mutable_starts_at() = ToProto(reserve.starts_at);
+  return out;
 }
 
 v1::WaitReason Explanation::reason() const {
