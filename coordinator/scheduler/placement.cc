@@ -744,15 +744,14 @@ Choice ChooseSlots(const SlotIndex& index, const WaitingJob& job, const Demand& 
   return shared;
 }
 
-// The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
-// segment if they were in whole groups: of the smallest job that suffices, else of the largest.
-void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
+// The fewest slots of jobs in the domain that is open to the gang or segment, whose end would make
+// it hold that if they were in whole groups: of the smallest job that suffices, else of the
+// largest. `hold`: what it holds now.
+void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int64_t hold,
                     DomainShortage& shortage) {
   std::unordered_map<const Holding*, int64_t> slots_of;
   for (const auto& [id, worker] : index.workers()) {
-    int domain = worker.home;
-    while (domain >= 0 && domain != number) domain = index.domain(domain).parent;
-    if (domain < 0 || !worker.ready) continue;
+    if (!worker.ready || !OpensOn(index, shortage, worker)) continue;
     for (const SlotView& slot : worker.slots) {
       if (slot.kind != job.device) continue;
       if (job.share < kWholeDevice && slot.undivided) continue;
@@ -771,7 +770,7 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
   for (const auto& [holder, slots] : slots_of) {
     if (slots > 0 && IsJob(holder->id)) held.emplace(holder->id, slots);
   }
-  for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
+  for (int64_t missing = shortage.segment - hold; missing > 0 && !held.empty();) {
     auto take = held.begin();
     for (auto at = held.begin(); at != held.end(); ++at) {
       const bool suffices = at->second >= missing;
@@ -1012,6 +1011,13 @@ v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,
   return cost;
 }
 
+bool OpensOn(const SlotIndex& index, const DomainShortage& shortage, const WorkerView& worker) {
+  if (shortage.opens < 0) return &worker == shortage.opens_worker;
+  int domain = worker.home;
+  while (domain >= 0 && domain != shortage.opens) domain = index.domain(domain).parent;
+  return domain >= 0;
+}
+
 std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const SlotIndex& index,
                                                  bool ever) {
   const Demand demand = DemandOf(job, index, /*strict=*/false);
@@ -1043,7 +1049,7 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
     return std::nullopt;
   }
   const int depth = Depth(shortage.level);
-  int fullest = -1;  // the domain's number
+  int64_t opens_hold = -1;  // what the domain holds that is open to it
   Demand inside = demand;
   inside.granules.resize(1);
   if (depth == kHostDepth) {
@@ -1055,17 +1061,32 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
       shortage.domain = (*by_free.rbegin()->second.begin())->id.value();
     }
     shortage.slots -= shortage.slots % demand.unit();
+    for (const auto& [id, worker] : index.workers()) {
+      const int64_t free = FreeSlots(worker, demand.slots);
+      const auto could =
+          std::count_if(worker.slots.begin(), worker.slots.end(), [&job](const SlotView& slot) {
+            return slot.kind == job.device && slot.MayHold(job.share) && slot.reserved.empty();
+          });
+      if (ever || !worker.ready || could < shortage.segment || free <= opens_hold) continue;
+      opens_hold = free;
+      shortage.opens_worker = &worker;
+    }
   } else {
     for (const auto& [path, number] : index.domains_of(shortage.level)) {
       const int64_t hold = HoldIn(index, number, inside, ever);
       if (shortage.domain.empty() || hold > shortage.slots) {
         shortage.slots = hold;
         shortage.domain = index.domain(number).name();
-        fullest = number;
       }
+      if (ever || hold <= opens_hold ||
+          HoldIn(index, number, inside, /*ever=*/true) < shortage.segment) {
+        continue;
+      }
+      opens_hold = hold;
+      shortage.opens = number;
     }
   }
-  if (!ever && fullest >= 0) AddJobsThatEnd(index, job, fullest, shortage);
+  if (opens_hold >= 0) AddJobsThatEnd(index, job, opens_hold, shortage);
   for (int wider = depth - 1; wider >= kClusterDepth; --wider) {
     WaitingJob other = job;
     other.placement.required = LevelAt(wider);

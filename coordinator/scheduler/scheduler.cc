@@ -479,23 +479,29 @@ class Planner {
     trial_.Release(SpareHolder());
     SetReserved(held_until_);
   }
-  // Slots enough for the job are not spares, in some domain that it may be in, once nobody runs.
-  bool CouldFitBesideSpares(const WaitingJob& job) {
-    if (tree_.spares().empty() || MayTakeSpares(job)) return true;
+  // The most slots of any domain that it may be in which are not spares, once nobody runs, and all
+  // slots of that domain.
+  struct BesideSpares {
+    int64_t slots = 0;
+    int64_t all = 0;
+  };
+  BesideSpares MostBesideSpares(const WaitingJob& job) {
     if (spares_wanted_.empty()) spares_wanted_ = SparesWanted(index_, tree_);
     const size_t kind = static_cast<size_t>(job.device);
     const v1::TopologyLevel required = job.placement.required;
     const bool in_one = required > v1::TOPOLOGY_LEVEL_HOST && job.placement.segment == 0;
     const v1::TopologyLevel level = in_one ? required : v1::TOPOLOGY_LEVEL_CLUSTER;
+    BesideSpares most;
     for (const auto& [path, number] : index_.domains_of(level)) {
-      int64_t slots = -spares_wanted_[static_cast<size_t>(number)][kind];
       const SlotIndex::Domain& domain = index_.domain(number);
       const auto here = domain.slots.find(job.device);
       if (here == domain.slots.end()) continue;
-      slots += here->second.Sum(job.share);
-      if (slots >= job.ranks) return true;
+      const int64_t all = here->second.Sum(job.share);
+      const int64_t slots =
+          std::max<int64_t>(0, all - spares_wanted_[static_cast<size_t>(number)][kind]);
+      if (std::make_pair(slots, all) > std::make_pair(most.slots, most.all)) most = {slots, all};
     }
-    return false;
+    return most;
   }
   // It would start now if it could take spares.
   bool FitsWithSpares(const WaitingJob& job) {
@@ -769,12 +775,18 @@ class Planner {
     }
     const SlotIndex::Kind& slots = index_.Of(job.device);
     if (!MayEverFit(job)) return NeverFits(job, slots, UnitOf(job, slots));
-    if (!CouldFitBesideSpares(job)) {
-      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, UnitOf(job, slots));
-      reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
-      return reason;
-    }
-    return std::nullopt;
+    if (tree_.spares().empty() || MayTakeSpares(job)) return std::nullopt;
+    const BesideSpares most = MostBesideSpares(job);
+    if (most.slots >= job.ranks) return std::nullopt;
+    const int unit = UnitOf(job, slots);
+    v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, unit);
+    reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
+    reason.set_lasting(true);
+    v1::StartChange& change = *reason.mutable_change();
+    if (most.all >= job.ranks) change.set_spares_lowered_by(job.ranks - most.slots);
+    change.set_ranks_at_most(static_cast<int32_t>(most.slots - most.slots % unit));
+    change.set_slots_added(job.ranks - most.slots);
+    return reason;
   }
 
   // ---- jobs that do not fit, and jobs that start before them
@@ -1203,23 +1215,25 @@ class Planner {
     return reason;
   }
 
-  // Once these jobs have ended there are slots enough only with some that jobs in front get first.
-  bool ReservedMeanwhile(const WaitingJob& job, const v1::StartChange& change) const {
+  // On these workers, of which so many slots are free, there are slots enough for so many ranks
+  // once these jobs have ended only with some that jobs in front get first.
+  template <typename On>
+  bool ReservedMeanwhile(const WaitingJob& job, int64_t slots, int64_t ranks,
+                         const v1::StartChange& change, On on) const {
     if (reserved_.empty()) return false;
-    int64_t slots = FreeFor(job);
     std::set<const Holding*> ends;
     for (const v1::JobSlots& one : change.jobs_end()) {
-      slots += one.slots();
       ends.insert(index_.HolderOf(JobId(one.job_id())));
     }
+    for (const v1::JobSlots& one : change.jobs_end()) slots += one.slots();
     const absl::Time level = LevelOf(now_ + job.runtime);
     for (const ReservedSlot& reserved : reserved_) {
       const SlotView& slot = *reserved.slot.slot;
-      if (reserved.until > level || slot.kind != job.device) continue;
+      if (reserved.until > level || slot.kind != job.device || !on(*reserved.slot.worker)) continue;
       if (slot.HasRoom(job.share) || (slot.holder != nullptr && ends.contains(slot.holder)))
         --slots;
     }
-    return slots < job.ranks;
+    return slots < ranks;
   }
 
   // What ends so that slots enough for the job are free. Requires: they are not.
@@ -1250,11 +1264,27 @@ class Planner {
     if (FreeFor(job) < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestEnd(job, slots);
-      if (ReservedMeanwhile(job, reason.change())) SetFirst(job, reason);
+      const auto anywhere = [](const WorkerView&) { return true; };
+      if (ReservedMeanwhile(job, FreeFor(job), job.ranks, reason.change(), anywhere)) {
+        SetFirst(job, reason);
+      }
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
-      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
+      v1::WaitReason reason =
+          OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
+      const auto opens = [&](const WorkerView& worker) {
+        return OpensOn(index_, *shortage, worker);
+      };
+      int64_t free = 0;
+      for (const auto& [id, worker] : index_.workers()) {
+        if (opens(worker)) free += FreeSlots(worker, SlotsWantedBy(job));
+      }
+      if (!shortage->jobs.empty() &&
+          ReservedMeanwhile(job, free, shortage->segment, reason.change(), opens)) {
+        SetFirst(job, reason);
+      }
+      return reason;
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<const WorkerView*, int, ByName> named;
