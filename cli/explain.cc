@@ -136,6 +136,26 @@ std::string JobsEndText(const v1::StartChange& change) {
   return absl::StrCat(absl::StrJoin(jobs, " and "), jobs.size() == 1 ? " ends" : " end");
 }
 
+// Of a job that gets the slots first which the change leaves: ", after job big, which ...".
+std::string FirstText(const v1::WaitReason& reason) {
+  return absl::StrCat(", after job ", reason.blocker().job_name(), ", which goes first and needs ",
+                      Slots(reason.blocker().ranks(), reason.blocker().device()));
+}
+
+// What lets a job start which those that are not spares can never hold.
+std::string BesideSparesText(const v1::StartChange& change) {
+  std::vector<std::string> ways;
+  if (change.spares_lowered_by() > 0) {
+    ways.push_back(
+        absl::StrCat("lower the spares of the queue policy by ", change.spares_lowered_by()));
+  }
+  ways.push_back(absl::StrCat("add ", Count(change.slots_added(), "slot")));
+  if (change.ranks_at_most() > 0) {
+    ways.push_back(absl::StrCat("lower resources.ranks to ", change.ranks_at_most()));
+  }
+  return absl::StrJoin(ways, ", or ");
+}
+
 // When it starts, if that is known or cannot be.
 std::string EstimateText(const v1::WaitReason& reason, absl::Time now) {
   if (reason.has_estimated_start()) return WhenText(reason.estimated_start(), now);
@@ -150,6 +170,8 @@ std::string EstimateText(const v1::WaitReason& reason, absl::Time now) {
       return "never, as the queues are";
     case v1::WAIT_CODE_QUEUE_JOBS:
       return reason.limit() == 0 ? "never, as the queues are" : "not known";
+    case v1::WAIT_CODE_SPARES:
+      return reason.lasting() ? "never, as the spares are" : "not known";
     case v1::WAIT_CODE_HELD:
       return "not before it is released";
     default:
@@ -165,6 +187,9 @@ Rows ReasonRows(const v1::WaitReason& reason, absl::Time now) {
   if (!reason.queue().empty()) {
     rows.push_back(
         {"queue:", absl::StrCat(reason.queue(), ", behind ", Count(reason.ahead(), "other job"))});
+  }
+  if (reason.has_set_aside()) {
+    rows.push_back({"set aside:", SetAsideText(reason.set_aside(), reason.device())});
   }
   rows.push_back({"estimate:", EstimateText(reason, now)});
   return rows;
@@ -268,6 +293,12 @@ std::string WhyText(const v1::WaitReason& reason) {
                           " free of ", reason.slots_total(), SharedText(reason),
                           ReservedText(reason));
     case v1::WAIT_CODE_SPARES:
+      if (reason.lasting()) {
+        return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", of ",
+                            reason.slots_total(), " that there are; ", reason.slots_spare(),
+                            " of these are kept free for jobs that recover from a fault, which "
+                            "leaves too few even once nothing runs");
+      }
       return absl::StrCat("needs ", reason.group() > 1 ? Groups(reason) : wanted, ", ",
                           reason.slots_free(), reason.slots_free() == 1 ? " is" : " are",
                           " free of ", reason.slots_total(), "; ", reason.slots_spare(),
@@ -379,6 +410,7 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return text;
     }
     case v1::WAIT_CODE_SPARES:
+      if (reason.lasting()) return BesideSparesText(change);
       return change.jobs_end().empty()
                  ? "lower the spares of the queue policy, or the job's resources.ranks"
                  : absl::StrCat("starts when ", JobsEndText(change));
@@ -397,9 +429,8 @@ std::string ChangeText(const v1::WaitReason& reason) {
       }
       if (change.slots_released()) text = "starts when the slots of ended attempts are released";
       if (reason.has_blocker()) {
-        absl::StrAppend(&text, text.empty() ? "starts" : ",", " after job ",
-                        reason.blocker().job_name(), ", which goes first and needs ",
-                        Slots(reason.blocker().ranks(), reason.blocker().device()));
+        text = text.empty() ? absl::StrCat("starts", FirstText(reason).substr(1))
+                            : text + FirstText(reason);
       }
       return text;
     }
@@ -407,7 +438,8 @@ std::string ChangeText(const v1::WaitReason& reason) {
     case v1::WAIT_CODE_DOMAINS_TOO_SMALL: {
       std::vector<std::string> ways;
       if (!change.jobs_end().empty()) {
-        ways.push_back(absl::StrCat("starts when ", JobsEndText(change)));
+        ways.push_back(absl::StrCat("starts when ", JobsEndText(change),
+                                    reason.has_blocker() ? FirstText(reason) : ""));
       }
       if (change.level_at_least() != v1::TOPOLOGY_LEVEL_UNSPECIFIED) {
         ways.push_back(
@@ -444,9 +476,30 @@ std::string ChangeText(const v1::WaitReason& reason) {
   }
 }
 
+std::string SetAsideText(const v1::SetAside& set_aside, v1::DeviceKind device) {
+  constexpr int kNamedMax = 8;
+  std::vector<std::string> workers;
+  for (const v1::WorkerSlots& worker : set_aside.workers()) {
+    if (workers.size() == kNamedMax) {
+      workers.push_back(absl::StrCat("and ", set_aside.workers_size() - kNamedMax, " more"));
+      break;
+    }
+    workers.push_back(worker.worker());
+  }
+  return absl::StrCat("starts about ", LocalTime(set_aside.starts_at()), " on ",
+                      absl::StrJoin(workers, ", "), " (", Slots(set_aside.slots(), device),
+                      " set aside)");
+}
+
 std::string WaitText(const v1::WaitReason& reason) {
-  const std::string change = ChangeText(reason);
-  return absl::StrCat(WhyText(reason), change.empty() ? "" : "; ", change);
+  std::string text = WhyText(reason);
+  if (const std::string change = ChangeText(reason); !change.empty()) {
+    absl::StrAppend(&text, "; ", change);
+  }
+  if (reason.has_set_aside()) {
+    absl::StrAppend(&text, "; ", SetAsideText(reason.set_aside(), reason.device()));
+  }
+  return text;
 }
 
 namespace {

@@ -17,7 +17,9 @@ namespace muster::cli {
 std::string WhyText(const v1::WaitReason& reason);
 // "starts when job gpt (2 slots) ends"; empty when nothing is known that would let it start.
 std::string ChangeText(const v1::WaitReason& reason);
-// Both, in one line.
+// "starts about 2026-11-24 12:40:00 on w3 and w7 (8 cuda slots set aside)"; empty when none are.
+std::string SetAsideText(const v1::SetAside& set_aside, v1::DeviceKind device);
+// All of it, in one line.
 std::string WaitText(const v1::WaitReason& reason);
 
 // "all ranks in rack r7; cost 12.3G (bytes a rank sends in a step x distance)", and a table with a

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
+#include "cli/explain.h"
 #include "cli/spec_file.h"
 #include "proto/spec/document.h"
 #include "proto/spec/names.h"
@@ -62,6 +63,15 @@ std::string QueueTable(const std::vector<v1::QueueStatus>& queues) {
   return Table(rows);
 }
 
+std::string HeadsText(const std::vector<v1::HeadOfQueue>& heads) {
+  std::string text;
+  for (const v1::HeadOfQueue& head : heads) {
+    absl::StrAppend(&text, "Job ", head.job().job_name(), " of queue ", head.queue(), " ",
+                    SetAsideText(head.set_aside(), head.job().device()), ".\n");
+  }
+  return text;
+}
+
 std::string SpareTable(const std::vector<v1::SpareStatus>& spares) {
   if (spares.empty()) return "";
   std::vector<std::vector<std::string>> rows = {
@@ -106,13 +116,21 @@ absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal
   ASSIGN_OR_RETURN(const v1::GetQueuesResponse response, client.GetQueues());
   if (format != Format::kTable) {
     Json list = Json::array();
-    for (const v1::QueueStatus& queue : response.queues()) list.push_back(ToJson(queue));
+    for (const v1::QueueStatus& queue : response.queues()) {
+      Json& row = list.emplace_back(ToJson(queue));
+      row["heads"] = Json::array();
+      for (const v1::HeadOfQueue& head : response.heads()) {
+        if (head.queue() == queue.name()) row["heads"].push_back(ToJson(head));
+      }
+    }
     Print(list, format, terminal.out);
     return absl::OkStatus();
   }
   terminal.out << QueueTable({response.queues().begin(), response.queues().end()});
   const std::string spares = SpareTable({response.spares().begin(), response.spares().end()});
   if (!spares.empty()) terminal.out << "\n" << spares;
+  const std::string heads = HeadsText({response.heads().begin(), response.heads().end()});
+  if (!heads.empty()) terminal.out << "\n" << heads;
   return absl::OkStatus();
 }
 

@@ -15,6 +15,8 @@ namespace muster::cli {
 absl::Status Queues(CoordinatorClient& client, Format format, Terminal& terminal);
 // The tree as a table: a row per queue and kind of device.
 std::string QueueTable(const std::vector<v1::QueueStatus>& queues);
+// A line per job for which slots are set aside. Empty: there is none.
+std::string HeadsText(const std::vector<v1::HeadOfQueue>& heads);
 
 // `muster get spares`.
 absl::Status GetSpares(CoordinatorClient& client, Format format, Terminal& terminal);

@@ -456,6 +456,7 @@ absl::Status DecisionReplay::MakeAgain(const v1::LogEntry& entry, int plan,
   }
   std::vector<v1::PlanDecision> decided;
   for (const Decision& decision : cluster_->Plan(entry.plans(plan), usage, now)) {
+    if (!ChangesState(decision)) continue;
     decided.push_back(RecordOf(decision));
     if (const Start* start = std::get_if<Start>(&decision)) {
       AddSlots({start->placements.begin(), start->placements.end()}, decided.back());

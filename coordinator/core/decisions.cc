@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -19,7 +20,7 @@ void Decisions::Schedule(Turn& turn) {
                        turn);
   }
   muster::coordinator::Schedule plan = scheduling_.MakePlan(turn.now());
-  if (!plan.decisions.empty()) {
+  if (std::any_of(plan.decisions.begin(), plan.decisions.end(), ChangesState)) {
     *turn.log_entry().add_plans() = RecordPlan(plan.decisions, jobs_, scheduling_, workers_);
   }
   for (const Decision& decision : plan.decisions) {
@@ -28,7 +29,11 @@ void Decisions::Schedule(Turn& turn) {
   for (const Explanation& explanation : plan.explanations) {
     // One that this plan explained may have started by one of its later decisions.
     if (!scheduling_.Waits(explanation.job)) continue;
-    JobStates::Explain(*jobs_.Find(explanation.job), explanation.reason(), turn);
+    v1::WaitReason reason = explanation.reason();
+    if (const v1::SetAside* set_aside = scheduling_.SetAsideFor(explanation.job)) {
+      *reason.mutable_set_aside() = *set_aside;
+    }
+    JobStates::Explain(*jobs_.Find(explanation.job), std::move(reason), turn);
   }
   deadlines_.Set({DeadlineKey::Kind::kSchedule, ""}, std::min(plan.wake_at, plan.again_at));
 }

@@ -38,6 +38,8 @@ class Decisions {
   void CarryOut(const Start& start, Turn& turn);
   void CarryOut(const Preempt& preempt, Turn& turn);
   void CarryOut(const Resize& resize, Turn& turn);
+  // Nothing is durable of it: the next plan says it again.
+  void CarryOut(const Reserve& reserve, Turn&) { scheduling_.SetAside(reserve); }
   void CarryOut(const GiveUpKept& give_up, Turn& turn);
 
   JobTable& jobs_;

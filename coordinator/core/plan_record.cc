@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/check.h"
 #include "coordinator/core/limits.h"
 #include "coordinator/core/schema.h"
 
@@ -40,6 +41,7 @@ struct Recorder {
     record.set_for_job(resize.for_job.value());
     return record;
   }
+  v1::PlanDecision operator()(const Reserve&) const { return {}; }  // not recorded
   static v1::PlanDecision Of(v1::PlanDecisionKind kind, const JobId& job) {
     v1::PlanDecision record;
     record.set_kind(kind);
@@ -50,7 +52,10 @@ struct Recorder {
 
 }  // namespace
 
-v1::PlanDecision RecordOf(const Decision& decision) { return std::visit(Recorder(), decision); }
+v1::PlanDecision RecordOf(const Decision& decision) {
+  CHECK(ChangesState(decision));
+  return std::visit(Recorder(), decision);
+}
 
 void AddUsage(const Scheduling& scheduling, const std::string& queue,
               google::protobuf::RepeatedPtrField<v1::QueueUsageChange>& usage) {
@@ -66,6 +71,7 @@ v1::PlanRecord RecordPlan(const std::vector<Decision>& decisions, const JobTable
   v1::PlanRecord record;
   std::set<JobId> changed;
   for (const Decision& decision : decisions) {
+    if (!ChangesState(decision)) continue;
     v1::PlanDecision& added = *record.add_decisions();
     added = RecordOf(decision);
     changed.insert(JobId(added.job()));

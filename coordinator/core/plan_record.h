@@ -14,9 +14,10 @@
 
 namespace muster::coordinator {
 
-// Without the slots of a Start.
+// Without the slots of a Start. Requires: ChangesState(decision).
 v1::PlanDecision RecordOf(const Decision& decision);
 
+// Without decisions that change nothing: those of the plan before would be stored again and again.
 // To be called before the decisions are carried out. O(jobs decided about), and O(workers away).
 v1::PlanRecord RecordPlan(const std::vector<Decision>& decisions, const JobTable& jobs,
                           const Scheduling& scheduling, const WorkerTable& workers);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/spec/names.h"
+#include "proto/time.h"
 
 namespace muster::coordinator {
 
@@ -171,6 +172,23 @@ v1::GetQueuesResponse Scheduling::Queues(absl::Time now) {
     }
   }
   for (v1::SpareStatus& spares : CountSpares(slots_, tree_)) *out.add_spares() = std::move(spares);
+  std::vector<std::pair<absl::Time, const JobId*>> heads;
+  for (const auto& [id, set_aside] : set_aside_) {
+    heads.emplace_back(FromProto(set_aside.starts_at()), &id);
+  }
+  std::stable_sort(heads.begin(), heads.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [at, id] : heads) {
+    const WaitingJob& job = *waiting_.Find(*id);
+    v1::HeadOfQueue& head = *out.add_heads();
+    head.set_queue(job.queue);
+    head.mutable_job()->set_job_id(id->value());
+    head.mutable_job()->set_job_name(job.name);
+    head.mutable_job()->set_priority(job.priority);
+    head.mutable_job()->set_ranks(job.ranks);
+    head.mutable_job()->set_device(job.device);
+    *head.mutable_set_aside() = set_aside_.at(*id);
+  }
   return out;
 }
 
@@ -200,12 +218,14 @@ bool Scheduling::Remove(const JobId& id) {
   if (job == nullptr) return false;
   const bool matters = !horizon_.Excludes(*job);
   waiting_.Remove(id);
+  set_aside_.erase(id);
   return matters;
 }
 
 Schedule Scheduling::MakePlan(absl::Time now) {
   Schedule plan = Plan(Cluster(), waiting_, policy_, now);
   horizon_ = plan.horizon;
+  set_aside_.clear();  // the plan is carried out next, and SetAside() with it
   std::set<JobId> explained;
   for (const Explanation& explanation : plan.explanations) explained.insert(explanation.job);
   std::set<JobId> started;
@@ -222,7 +242,8 @@ Schedule Scheduling::MakePlan(absl::Time now) {
 }
 
 bool Scheduling::WouldDecide(absl::Time now) {
-  return !Plan(Cluster(), waiting_, policy_, now).decisions.empty();
+  const Schedule plan = Plan(Cluster(), waiting_, policy_, now);
+  return std::any_of(plan.decisions.begin(), plan.decisions.end(), ChangesState);
 }
 
 Forecast Scheduling::Explain(const JobId& id, std::optional<WaitingJob> added, absl::Time now) {

@@ -16,6 +16,7 @@
 #include "coordinator/scheduler/scheduler.h"
 #include "coordinator/scheduler/spares.h"
 #include "muster/v1/queue.pb.h"
+#include "muster/v1/schedule.pb.h"
 
 namespace muster::coordinator {
 
@@ -59,6 +60,16 @@ class Scheduling {
   void DropKept(const JobId& id) { kept_.erase(id); }
   const KeptSlots& kept() const { return kept_; }
 
+  // ---- slots that the newest plan sets aside for jobs that wait
+  void SetAside(const Reserve& reserve) {
+    set_aside_.insert_or_assign(reserve.job, AsMessage(reserve));
+  }
+  // Null: none are known.
+  const v1::SetAside* SetAsideFor(const JobId& id) const {
+    const auto found = set_aside_.find(id);
+    return found == set_aside_.end() ? nullptr : &found->second;
+  }
+
   // ---- queues
   const QueueTree& tree() const { return tree_; }
   const QueueUse& use() const { return use_; }
@@ -92,7 +103,7 @@ class Scheduling {
   // Jobs that the plan before this one explained one by one and this one does not look at are
   // among the explanations too.
   Schedule MakePlan(absl::Time now);
-  // Whether a plan made now would decide anything.
+  // Whether a plan made now would decide anything that changes the state.
   bool WouldDecide(absl::Time now);
   // What becomes of one job: one that waits, or `added`, as if it waited too.
   Forecast Explain(const JobId& id, std::optional<WaitingJob> added, absl::Time now);
@@ -117,7 +128,8 @@ class Scheduling {
   std::set<std::string> accrued_;
   // Of the newest plan; valid until slots, workers or the jobs within it change.
   PlanningHorizon horizon_;
-  std::set<JobId> explained_;  // jobs that the newest plan explained one by one
+  std::set<JobId> explained_;                // jobs that the newest plan explained one by one
+  std::map<JobId, v1::SetAside> set_aside_;  // for jobs that wait
 };
 
 }  // namespace muster::coordinator

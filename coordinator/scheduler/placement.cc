@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "base/check.h"
 #include "coordinator/scheduler/demand.h"
 #include "coordinator/scheduler/gang_layout.h"
@@ -52,7 +53,7 @@ int64_t HoldIn(const SlotIndex& index, int number, const Demand& demand, bool ev
     });
     return sum;
   }
-  std::map<int, int> direct;
+  Counts direct;
   EachSize(index, number, demand.slots, ever, [&direct](int slots, int workers) {
     direct.emplace_hint(direct.end(), slots, workers);
   });
@@ -155,7 +156,6 @@ class Tree {
   }
   size_t size() const { return nodes_.size(); }
   const Node& operator[](int node) const { return nodes_[static_cast<size_t>(node)]; }
-  Node& operator[](int node) { return nodes_[static_cast<size_t>(node)]; }
 
   v1::TopologyLevel Common(int a, int b) const {
     return a == b ? v1::TOPOLOGY_LEVEL_HOST : CommonLevel(*(*this)[a].path, *(*this)[b].path);
@@ -179,18 +179,18 @@ class Tree {
       if (index_.RoomIn(child, demand_.slots).workers_by_free.empty()) continue;
       const int added = Add(child, node);
       sum += (*this)[added].hold;
-      (*this)[node].children.push_back(added);
+      nodes_[static_cast<size_t>(node)].children.push_back(added);
     }
     for (const auto& [free, workers] : index_.RoomIn(number, demand_.slots).direct) {
       const int64_t hold = WholeGranules(demand_, free, kHostDepth, depth);
       if (hold == 0) continue;
       for (const WorkerView* worker : workers) {
-        (*this)[node].children.push_back(static_cast<int>(nodes_.size()));
+        nodes_[static_cast<size_t>(node)].children.push_back(static_cast<int>(nodes_.size()));
         nodes_.push_back({kHostDepth, node, hold, {}, worker, &worker->path});
         sum += hold;
       }
     }
-    (*this)[node].hold =
+    nodes_[static_cast<size_t>(node)].hold =
         parent < 0 ? sum : WholeGranules(demand_, sum, depth, (*this)[parent].depth);
     return node;
   }
@@ -215,29 +215,51 @@ enum class Cut {
 
 // Which children take how much of `ranks`.
 std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
-  std::map<int64_t, std::vector<int>> by_hold;  // in reverse order, to take from the back
+  // Children that hold as many, those with smaller numbers first.
+  struct Alike {
+    int64_t hold;
+    int next, end;  // in `order`
+  };
+  absl::InlinedVector<Alike, 8> by_hold;  // there are few different numbers
   const std::vector<int>& children = tree[node].children;
-  for (auto child = children.rbegin(); child != children.rend(); ++child) {
-    if (tree[*child].hold > 0) by_hold[tree[*child].hold].push_back(*child);
+  const auto alike = [&by_hold](int64_t hold) {
+    return std::lower_bound(by_hold.begin(), by_hold.end(), hold,
+                            [](const Alike& a, int64_t number) { return a.hold < number; });
+  };
+  for (const int child : children) {
+    const int64_t hold = tree[child].hold;
+    if (hold <= 0) continue;
+    auto known = alike(hold);
+    if (known == by_hold.end() || known->hold != hold) known = by_hold.insert(known, {hold, 0, 0});
+    ++known->end;
+  }
+  int begin = 0;
+  for (Alike& same : by_hold) {
+    const int count = same.end;
+    same.next = same.end = begin;
+    begin += count;
+  }
+  absl::InlinedVector<int, 32> order(static_cast<size_t>(begin));
+  for (const int child : children) {
+    if (tree[child].hold > 0) order[static_cast<size_t>(alike(tree[child].hold)->end++)] = child;
   }
   // What the `count` freest hold, without the least free of them.
   const auto others = [&by_hold](int64_t count) {
     int64_t sum = 0, least = 0;
     for (auto at = by_hold.rbegin(); at != by_hold.rend() && count > 0; ++at) {
-      const int64_t here = std::min<int64_t>(count, static_cast<int64_t>(at->second.size()));
-      sum += here * at->first;
+      const int64_t here = std::min<int64_t>(count, at->end - at->next);
+      sum += here * at->hold;
       count -= here;
-      least = at->first;
+      least = at->hold;
     }
     return sum - least;
   };
   int64_t fewest = 0;
   int64_t missing = ranks;
   for (auto at = by_hold.rbegin(); at != by_hold.rend() && missing > 0; ++at) {
-    const int64_t here = std::min<int64_t>(static_cast<int64_t>(at->second.size()),
-                                           (missing + at->first - 1) / at->first);
+    const int64_t here = std::min<int64_t>(at->end - at->next, (missing + at->hold - 1) / at->hold);
     fewest += here;
-    missing -= here * at->first;
+    missing -= here * at->hold;
   }
   CHECK_LE(missing, 0) << "the children hold less than their domain";
   std::vector<Chunk> chunks;
@@ -245,13 +267,12 @@ std::vector<Chunk> Split(const Tree& tree, int node, int64_t ranks, Cut cut) {
   for (int64_t left = fewest; left > 0; --left) {
     const auto best = cut == Cut::kFreest && left > 1
                           ? std::prev(by_hold.end())
-                          : by_hold.lower_bound(std::max<int64_t>(1, missing - others(left)));
+                          : alike(std::max<int64_t>(1, missing - others(left)));
     CHECK(best != by_hold.end()) << "the gang fits, yet nothing can be next";
-    const int child = best->second.back();
-    chunks.push_back({child, std::min(missing, best->first)});
+    const int child = order[static_cast<size_t>(best->next++)];
+    chunks.push_back({child, std::min(missing, best->hold)});
     missing -= chunks.back().ranks;
-    best->second.pop_back();
-    if (best->second.empty()) by_hold.erase(best);
+    if (best->next == best->end) by_hold.erase(best);
   }
   return chunks;
 }
@@ -334,8 +355,13 @@ bool FillSpread(const Tree& tree, int depth, const Demand& demand, std::vector<C
 class BlockFill {
  public:
   // `sizes`: of blocks, ascending; the first is the unit, the last the gang.
-  BlockFill(Tree tree, std::vector<int64_t> sizes, int64_t ranks)
-      : tree_(std::move(tree)), sizes_(std::move(sizes)), leaves_(static_cast<size_t>(ranks)) {}
+  BlockFill(const Tree& tree, std::vector<int64_t> sizes, int64_t ranks)
+      : tree_(tree), sizes_(std::move(sizes)), leaves_(static_cast<size_t>(ranks)) {
+    hold_.reserve(tree.size());
+    for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
+      hold_.push_back(tree[node].hold);
+    }
+  }
 
   std::vector<int> Run() {
     Place(0, static_cast<int>(sizes_.size()) - 1, 0);
@@ -347,7 +373,7 @@ class BlockFill {
     const int64_t size = sizes_[static_cast<size_t>(block)];
     if (tree_[node].worker != nullptr) {
       std::fill_n(leaves_.begin() + first, size, node);
-      for (int at = node; at >= 0; at = tree_[at].parent) tree_[at].hold -= size;
+      for (int at = node; at >= 0; at = tree_[at].parent) HoldOf(at) -= size;
       return;
     }
     const int best = Narrowest(node, size);
@@ -359,21 +385,24 @@ class BlockFill {
 
   // The narrowest domain or worker below `node` that holds so many ranks, the fullest of several;
   // else `node`.
-  int Narrowest(int node, int64_t size) const {
+  int Narrowest(int node, int64_t size) {
     int best = node;
     for (const int child : tree_[node].children) {
-      if (tree_[child].hold < size) continue;
+      if (HoldOf(child) < size) continue;
       const int below = Narrowest(child, size);
       const bool better = best == node || (tree_[below].depth != tree_[best].depth
                                                ? tree_[below].depth > tree_[best].depth
-                                               : tree_[below].hold < tree_[best].hold);
+                                               : HoldOf(below) < HoldOf(best));
       if (better) best = below;
     }
     return best;
   }
 
-  Tree tree_;
+  int64_t& HoldOf(int node) { return hold_[static_cast<size_t>(node)]; }
+
+  const Tree& tree_;
   const std::vector<int64_t> sizes_;
+  std::vector<int64_t> hold_;  // by node: what is left
   std::vector<int> leaves_;
 };
 
@@ -398,26 +427,61 @@ constexpr size_t kFlatWorkersMax = 2048;  // domains and workers of which the fr
 
 double Distance(const Tree& tree, int a, int b) { return DistanceOf(tree.Common(a, b)); }
 
-// The distances between the workers that a way uses.
+// The distances between the workers of a tree: where these are few, each is looked up once.
 class Distances {
  public:
-  explicit Distances(const Tree& tree) : tree_(tree) {}
+  explicit Distances(const Tree& tree) : tree_(tree) {
+    for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
+      if (tree[node].worker != nullptr) workers_.push_back(node);
+    }
+    if (!few()) return;
+    number_.resize(tree.size());
+    for (size_t i = 0; i < workers_.size(); ++i) number_[static_cast<size_t>(workers_[i])] = i;
+    between_.assign(workers_.size() * workers_.size(), kUnknown);
+  }
+  // Between two nodes that are workers.
   double operator()(int a, int b) {
     if (a == b) return DistanceOf(v1::TOPOLOGY_LEVEL_HOST);
+    if (few()) return Between(NumberOf(a), NumberOf(b));
     if (a == last_a_ && b == last_b_) return last_;
     last_a_ = a;
     last_b_ = b;
     return last_ = Distance(tree_, a, b);
   }
+  bool few() const { return workers_.size() <= kExchangeWorkersMax; }
+  // Looks up all of them. Requires: they are few.
+  void Complete() {
+    for (size_t a = 0; a < workers_.size(); ++a) {
+      for (size_t b = 0; b <= a; ++b) Between(a, b);
+    }
+  }
+  // The nodes that are workers. The numbers of workers are indices of these.
+  const std::vector<int>& workers() const { return workers_; }
+  // Requires: they are few.
+  size_t NumberOf(int node) const { return number_[static_cast<size_t>(node)]; }
+  // By number of the other worker. Requires: Complete().
+  const double* From(size_t worker) const { return &between_[worker * workers_.size()]; }
 
  private:
+  static constexpr double kUnknown = -1;
+
+  double Between(size_t a, size_t b) {
+    double& distance = between_[a * workers_.size() + b];
+    if (distance == kUnknown) {
+      distance = between_[b * workers_.size() + a] = Distance(tree_, workers_[a], workers_[b]);
+    }
+    return distance;
+  }
+
   const Tree& tree_;
+  std::vector<int> workers_;
+  std::vector<size_t> number_;   // by node
+  std::vector<double> between_;  // by number and number
   int last_a_ = -1, last_b_ = -1;
   double last_ = 0;
 };
 
-double TotalCost(const GangLayout& layout, const Tree& tree, const std::vector<int>& leaves) {
-  Distances distances(tree);
+double TotalCost(const GangLayout& layout, Distances& distances, const std::vector<int>& leaves) {
   double total = 0;
   for (const AxisTraffic& axis : layout.axes()) {
     double hops = 0;
@@ -429,47 +493,53 @@ double TotalCost(const GangLayout& layout, const Tree& tree, const std::vector<i
   return total / static_cast<double>(leaves.size());
 }
 
-// Exchanges of two units, and moves of one to free slots, as long as they lower the cost.
+// Exchanges of two units, and moves of one to free slots, as long as they lower the cost. Requires:
+// the distances are complete.
 class Exchange {
  public:
-  Exchange(const GangLayout& layout, const Tree& tree, int64_t unit) : unit_(unit) {
-    for (int node = 0; node < static_cast<int>(tree.size()); ++node) {
-      if (tree[node].worker != nullptr) workers_.push_back(node);
-    }
-    if (!possible()) return;
-    for (const int worker : workers_) {
-      left_.push_back(tree[worker].hold / unit);
-      for (const int other : workers_) distance_.push_back(Distance(tree, worker, other));
-    }
+  Exchange(const GangLayout& layout, const Tree& tree, const Distances& distances, int64_t unit,
+           int64_t ranks)
+      : unit_(unit), distances_(distances) {
+    for (const int worker : distances.workers()) left_.push_back(tree[worker].hold / unit);
+    const auto units = static_cast<size_t>(ranks / unit);
+    std::vector<double> bytes(units * units);
+    size_t communicating = 0;  // up to the last unit that does
     for (const AxisTraffic& axis : layout.axes()) {
       layout.EachHop(axis, [&](int32_t from, int32_t to) {
         const auto a = static_cast<size_t>(from / unit), b = static_cast<size_t>(to / unit);
         if (a == b) return;
-        peers_.resize(std::max(peers_.size(), std::max(a, b) + 1));
-        peers_[a][b] += axis.bytes;
-        peers_[b][a] += axis.bytes;
+        communicating = std::max(communicating, std::max(a, b) + 1);
+        bytes[a * units + b] += axis.bytes;
+        bytes[b * units + a] += axis.bytes;
       });
     }
+    for (size_t a = 0; a < communicating; ++a) {
+      begins_.push_back(peers_.size());
+      for (size_t b = 0; b < units; ++b) {
+        if (bytes[a * units + b] != 0) peers_.push_back({b, bytes[a * units + b]});
+      }
+    }
+    begins_.push_back(peers_.size());
   }
-  bool possible() const { return workers_.size() <= kExchangeWorkersMax; }
 
   std::vector<int> Improve(std::vector<int> leaves) const {
     std::vector<int64_t> left = left_;
     std::vector<size_t> at;  // by unit: which of workers_
     for (size_t position = 0; position < leaves.size(); position += static_cast<size_t>(unit_)) {
-      const auto worker = std::find(workers_.begin(), workers_.end(), leaves[position]);
-      at.push_back(static_cast<size_t>(worker - workers_.begin()));
+      at.push_back(distances_.NumberOf(leaves[position]));
       --left[at.back()];
     }
+    const size_t communicating = begins_.size() - 1;
     for (int pass = 0, changed = 1; changed != 0 && pass < kExchangePassesMax; ++pass) {
       changed = 0;
-      for (size_t u = 0; u < peers_.size(); ++u) {
+      for (size_t u = 0; u < communicating; ++u) {
         changed |= Move(u, at, left) ? 1 : 0;
-        for (size_t v = u + 1; v < peers_.size(); ++v) changed |= Swap(u, v, at) ? 1 : 0;
+        for (size_t v = u + 1; v < communicating; ++v) changed |= Swap(u, v, at) ? 1 : 0;
       }
     }
     for (size_t u = 0; u < at.size(); ++u) {
-      std::fill_n(leaves.begin() + static_cast<int64_t>(u) * unit_, unit_, workers_[at[u]]);
+      std::fill_n(leaves.begin() + static_cast<int64_t>(u) * unit_, unit_,
+                  distances_.workers()[at[u]]);
     }
     return leaves;
   }
@@ -479,16 +549,17 @@ class Exchange {
   static bool Better(double then, double now) { return then < now * (1 - 1e-9); }
 
   double CostAt(size_t unit, size_t worker, const std::vector<size_t>& at, size_t except) const {
+    const double* const distance = distances_.From(worker);
     double sum = 0;
-    for (const auto& [peer, bytes] : peers_[unit]) {
-      if (peer != except) sum += bytes * distance_[worker * workers_.size() + at[peer]];
+    for (size_t i = begins_[unit]; i < begins_[unit + 1]; ++i) {
+      if (peers_[i].unit != except) sum += peers_[i].bytes * distance[at[peers_[i].unit]];
     }
     return sum;
   }
   bool Move(size_t u, std::vector<size_t>& at, std::vector<int64_t>& left) const {
     bool moved = false;
     double now = CostAt(u, at[u], at, kNone);
-    for (size_t worker = 0; worker < workers_.size(); ++worker) {
+    for (size_t worker = 0; worker < left.size(); ++worker) {
       if (left[worker] <= 0 || worker == at[u]) continue;
       const double then = CostAt(u, worker, at, kNone);
       if (!Better(then, now)) continue;
@@ -509,11 +580,17 @@ class Exchange {
     return true;
   }
 
+  // What a unit sends to and gets from another one.
+  struct Peer {
+    size_t unit;
+    double bytes;
+  };
+
   const int64_t unit_;
-  std::vector<int> workers_;
-  std::vector<int64_t> left_;                    // by worker: units that it holds
-  std::vector<double> distance_;                 // between two workers
-  std::vector<std::map<size_t, double>> peers_;  // by unit: what it sends to and gets from others
+  const Distances& distances_;
+  std::vector<int64_t> left_;   // by worker: units that it holds
+  std::vector<Peer> peers_;     // of one unit after the other
+  std::vector<size_t> begins_;  // by unit: where its peers begin; then where the last one's end
 };
 
 // ---- the choice ---------------------------------------------------------------------------------
@@ -525,42 +602,45 @@ struct Way {
 
 Way FillContainer(const Tree& tree, const Demand& demand, const GangLayout& layout, int spread) {
   std::vector<std::vector<int>> ways;
+  const auto add = [&ways](std::vector<int> way) {
+    if (std::find(ways.begin(), ways.end(), way) == ways.end()) ways.push_back(std::move(way));
+  };
   std::vector<Chunk> chunks;
+  Distances distances(tree);
   if (spread >= 0 && FillSpread(tree, spread, demand, chunks)) {
-    ways.push_back(Expand(chunks));
+    add(Expand(chunks));
   } else {
     chunks.clear();
     FillFewest(tree, 0, demand.ranks, Cut::kTightest, chunks);
-    ways.push_back(Expand(chunks));
+    add(Expand(chunks));
     const bool one_worker = chunks.size() == 1;
     // Segments stay whole.
     if (!one_worker && demand.granules.size() == 1) {
       for (const Cut cut : {Cut::kLargestFirst, Cut::kFreest}) {
         chunks.clear();
         FillFewest(tree, 0, demand.ranks, cut, chunks);
-        ways.push_back(Expand(chunks));
+        add(Expand(chunks));
       }
       const bool whole_groups = demand.granules.front().depth == kHostDepth;
       if (whole_groups && tree.size() <= kFlatWorkersMax) {
         chunks.clear();
         FillWorkers(tree, demand.ranks, chunks);
-        ways.push_back(Expand(chunks));
+        add(Expand(chunks));
       }
       if (static_cast<int64_t>(tree.size()) * (demand.ranks / demand.unit()) <= kBlockStepsMax) {
         BlockFill blocks(tree, layout.Blocks(whole_groups ? demand.unit() : 1), demand.ranks);
-        ways.push_back(blocks.Run());
+        add(blocks.Run());
       }
-      if (whole_groups && demand.ranks / demand.unit() <= kExchangedMax) {
-        const Exchange exchange(layout, tree, demand.unit());
-        for (size_t way = 0, cut = ways.size(); exchange.possible() && way < cut; ++way) {
-          ways.push_back(exchange.Improve(ways[way]));
-        }
+      if (whole_groups && demand.ranks / demand.unit() <= kExchangedMax && distances.few()) {
+        distances.Complete();
+        const Exchange exchange(layout, tree, distances, demand.unit(), demand.ranks);
+        for (size_t way = 0, cut = ways.size(); way < cut; ++way) add(exchange.Improve(ways[way]));
       }
     }
   }
   Way best;
   for (std::vector<int>& leaves : ways) {
-    const double cost = TotalCost(layout, tree, leaves);
+    const double cost = TotalCost(layout, distances, leaves);
     if (best.leaves.empty() || cost < best.cost * (1 - 1e-9)) best = {std::move(leaves), cost};
   }
   return best;
@@ -664,15 +744,14 @@ Choice ChooseSlots(const SlotIndex& index, const WaitingJob& job, const Demand& 
   return shared;
 }
 
-// The fewest slots of jobs in the domain that holds most, whose end would make it hold the gang or
-// segment if they were in whole groups: of the smallest job that suffices, else of the largest.
-void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
+// The fewest slots of jobs in the domain that is open to the gang or segment, whose end would make
+// it hold that if they were in whole groups: of the smallest job that suffices, else of the
+// largest. `hold`: what it holds now.
+void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int64_t hold,
                     DomainShortage& shortage) {
   std::unordered_map<const Holding*, int64_t> slots_of;
   for (const auto& [id, worker] : index.workers()) {
-    int domain = worker.home;
-    while (domain >= 0 && domain != number) domain = index.domain(domain).parent;
-    if (domain < 0 || !worker.ready) continue;
+    if (!worker.ready || !OpensOn(index, shortage, worker)) continue;
     for (const SlotView& slot : worker.slots) {
       if (slot.kind != job.device) continue;
       if (job.share < kWholeDevice && slot.undivided) continue;
@@ -691,7 +770,7 @@ void AddJobsThatEnd(const SlotIndex& index, const WaitingJob& job, int number,
   for (const auto& [holder, slots] : slots_of) {
     if (slots > 0 && IsJob(holder->id)) held.emplace(holder->id, slots);
   }
-  for (int64_t missing = shortage.segment - shortage.slots; missing > 0 && !held.empty();) {
+  for (int64_t missing = shortage.segment - hold; missing > 0 && !held.empty();) {
     auto take = held.begin();
     for (auto at = held.begin(); at != held.end(); ++at) {
       const bool suffices = at->second >= missing;
@@ -932,6 +1011,13 @@ v1::PlacementCost CostOf(const SlotIndex& index, const WaitingJob& job,
   return cost;
 }
 
+bool OpensOn(const SlotIndex& index, const DomainShortage& shortage, const WorkerView& worker) {
+  if (shortage.opens < 0) return &worker == shortage.opens_worker;
+  int domain = worker.home;
+  while (domain >= 0 && domain != shortage.opens) domain = index.domain(domain).parent;
+  return domain >= 0;
+}
+
 std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const SlotIndex& index,
                                                  bool ever) {
   const Demand demand = DemandOf(job, index, /*strict=*/false);
@@ -963,7 +1049,7 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
     return std::nullopt;
   }
   const int depth = Depth(shortage.level);
-  int fullest = -1;  // the domain's number
+  int64_t opens_hold = -1;  // what the domain holds that is open to it
   Demand inside = demand;
   inside.granules.resize(1);
   if (depth == kHostDepth) {
@@ -975,17 +1061,32 @@ std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const Sl
       shortage.domain = (*by_free.rbegin()->second.begin())->id.value();
     }
     shortage.slots -= shortage.slots % demand.unit();
+    for (const auto& [id, worker] : index.workers()) {
+      const int64_t free = FreeSlots(worker, demand.slots);
+      const auto could =
+          std::count_if(worker.slots.begin(), worker.slots.end(), [&job](const SlotView& slot) {
+            return slot.kind == job.device && slot.MayHold(job.share) && slot.reserved.empty();
+          });
+      if (ever || !worker.ready || could < shortage.segment || free <= opens_hold) continue;
+      opens_hold = free;
+      shortage.opens_worker = &worker;
+    }
   } else {
     for (const auto& [path, number] : index.domains_of(shortage.level)) {
       const int64_t hold = HoldIn(index, number, inside, ever);
       if (shortage.domain.empty() || hold > shortage.slots) {
         shortage.slots = hold;
         shortage.domain = index.domain(number).name();
-        fullest = number;
       }
+      if (ever || hold <= opens_hold ||
+          HoldIn(index, number, inside, /*ever=*/true) < shortage.segment) {
+        continue;
+      }
+      opens_hold = hold;
+      shortage.opens = number;
     }
   }
-  if (!ever && fullest >= 0) AddJobsThatEnd(index, job, fullest, shortage);
+  if (opens_hold >= 0) AddJobsThatEnd(index, job, opens_hold, shortage);
   for (int wider = depth - 1; wider >= kClusterDepth; --wider) {
     WaitingJob other = job;
     other.placement.required = LevelAt(wider);

@@ -75,13 +75,19 @@ struct DomainShortage {
   int32_t segment = 0;                                       // ranks that must be in one domain
   std::string domain;                                        // the one that holds most
   int64_t slots = 0;                                         // ranks of the job that it holds
-  // Jobs in that domain whose end makes room in it, with their slots there.
+  // Jobs whose end makes room in one domain that could hold them, with their slots there; of such
+  // domains in the one that holds most now. Its number in the index, and of a single worker that
+  // worker; -1 and null: no domain is open to the job.
   std::vector<std::pair<JobId, int64_t>> jobs;
+  int opens = -1;
+  const WorkerView* opens_worker = nullptr;
   // The narrowest level of which a domain would hold it.
   v1::TopologyLevel level_at_least = v1::TOPOLOGY_LEVEL_UNSPECIFIED;
 };
 std::optional<DomainShortage> FindDomainShortage(const WaitingJob& job, const SlotIndex& index,
                                                  bool ever);
+// The worker is, or is in, the domain that is open to the job once `jobs` have ended.
+bool OpensOn(const SlotIndex& index, const DomainShortage& shortage, const WorkerView& worker);
 
 }  // namespace muster::coordinator
 

@@ -192,7 +192,8 @@ class Search {
     };
     std::vector<Source> sources = {
         {search_.running.Of(job_.device, job_.queue), queue_, QueueTree::kNone}};
-    for (int other = 0; queue_ != QueueTree::kNone && other < QueueCount(); ++other) {
+    const int others = MayReclaim() ? QueueCount() : 0;
+    for (int other = 0; other < others; ++other) {
       const QueueTree::Queue& queue = search_.tree.at(other);
       if (other == queue_ || !queue.leaf) continue;
       const int borrows = ReclaimsFrom(other);
@@ -291,6 +292,16 @@ class Search {
     const QueueUse& use = use_.has_value() ? *use_ : search_.use;
     return use.at(queue).thousandths[kind] + more >
            search_.tree.at(queue).guaranteed[kind] * kWholeDevice;
+  }
+
+  // With the job some part of its path uses no more than is guaranteed to it: else it gets nothing
+  // back from any queue.
+  bool MayReclaim() const {
+    if (queue_ == QueueTree::kNone) return false;
+    const std::vector<int>& path = search_.tree.Path(queue_);
+    return std::any_of(path.begin(), path.end(), [this](int queue) {
+      return !Borrows(queue, int64_t{job_.ranks} * job_.share);
+    });
   }
 
   // Where the path of the other queue parts from that of the job's: the queue there, if what it

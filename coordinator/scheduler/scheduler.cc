@@ -142,8 +142,11 @@ class Planner {
       line.queue = tree_.Find(name);
       if (line.queue != QueueTree::kNone && !tree_.at(line.queue).leaf)
         line.queue = QueueTree::kNone;
+      line.cursors.reserve(shapes.size());
+      line.heads.reserve(shapes.size());
       for (const auto& [shape, jobs] : shapes) {
-        line.heads.push_back({jobs.begin(), jobs.end(), &shape});
+        line.cursors.push_back({jobs.begin(), jobs.end(), &shape});
+        line.heads.push_back({jobs.begin()->first, &line.cursors.back()});
       }
       std::sort(line.heads.begin(), line.heads.end(), GoesAfter);
       if (line.queue != QueueTree::kNone) {
@@ -158,23 +161,20 @@ class Planner {
         line->heads.clear();
         continue;
       }
-      Cursor cursor = line->heads.back();
-      line->heads.pop_back();
+      if (line->blocker != nullptr && !line->reserved && scope_.explains &&
+          scope_.only == nullptr) {
+        TellThoseBehind(*line);
+        continue;
+      }
+      Cursor& cursor = *line->heads.back().cursor;
       const WaitingJob& job = cursor.next->second;
       if (!settled_.contains(job.id)) Consider(job, *line, cursor);
       if (scope_.only != nullptr && job.id == *scope_.only) break;
-      if (line->blocker != nullptr && line->behind >= scope_.behind) {
-        schedule_.horizon.queues.emplace(job.queue, job.order());
-        line->heads.clear();
-      } else if (cursor.misfit && cursor.behind >= scope_.behind) {
-        schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
-      } else if (++cursor.next != cursor.end) {
-        line->heads.insert(
-            std::lower_bound(line->heads.begin(), line->heads.end(), cursor, GoesAfter), cursor);
-      }
+      GoOn(*line, cursor, job);
     }
     HoldReserved(absl::InfinitePast());
     if (scope_.explains && scope_.preempts && scope_.only == nullptr) ResizeRunning();
+    if (scope_.explains) DecideReserves();
     trial_.Release(SpareHolder());
     if (!reservations_.empty()) schedule_.again_at = now_ + kSharesInterval;
     return std::move(schedule_);
@@ -189,12 +189,18 @@ class Planner {
     bool misfit = false;     // one did not fit, so that none behind it does
     int behind = 0;          // jobs looked at behind that one
   };
-  static bool GoesAfter(const Cursor& a, const Cursor& b) { return b.next->first < a.next->first; }
+  // The next job of a shape. What orders them is here, since jobs are far apart in memory.
+  struct Head {
+    QueueOrder order;
+    Cursor* cursor;
+  };
+  static bool GoesAfter(const Head& a, const Head& b) { return b.order < a.order; }
   // How far it has come with a queue.
   struct Line {
     int queue = QueueTree::kNone;  // kNone: there is no such queue that jobs wait in
     absl::Time last_turn = absl::InfinitePast();
-    std::vector<Cursor> heads;            // by shape, the one whose job goes first at the back
+    std::vector<Cursor> cursors;          // by shape
+    std::vector<Head> heads;              // of those that have jobs, the one that goes first last
     const WaitingJob* blocker = nullptr;  // the first job that does not fit and holds back others
     bool reserved = false;                // it is known when and where the blocker will start
     int behind = 0;                       // jobs looked at behind the blocker
@@ -203,7 +209,8 @@ class Planner {
   // When a job that does not fit will start.
   struct Reservation {
     const WaitingJob* job;
-    absl::Time at;  // InfiniteFuture: not known
+    absl::Time at;                          // InfiniteFuture: not known
+    std::vector<SlotIndex::SlotRef> slots;  // by rank
   };
 
   // What decides whose turn it is, of a queue of which First() has a job.
@@ -214,7 +221,47 @@ class Planner {
     double share = 0;
   };
 
-  const WaitingJob& HeadOf(const Line& line) const { return line.heads.back().next->second; }
+  const WaitingJob& HeadOf(const Line& line) const {
+    return line.heads.back().cursor->next->second;
+  }
+
+  // The first job of the queue was looked at.
+  void GoOn(Line& line, Cursor& cursor, const WaitingJob& job) {
+    if (line.blocker != nullptr && line.behind >= scope_.behind) {
+      schedule_.horizon.queues.emplace(job.queue, job.order());
+      return line.heads.clear();
+    }
+    if (cursor.misfit && cursor.behind >= scope_.behind) {
+      schedule_.horizon.shapes.emplace(std::make_pair(job.queue, job.shape()), job.order());
+      return line.heads.pop_back();
+    }
+    if (++cursor.next == cursor.end) return line.heads.pop_back();
+    // To its place among the others.
+    const Head head = {cursor.next->first, &cursor};
+    auto place = line.heads.end() - 1;
+    for (; place != line.heads.begin() && !GoesAfter(*(place - 1), head); --place) {
+      *place = *(place - 1);
+    }
+    *place = head;
+  }
+
+  // The jobs behind one of which it is not known when it starts. Most of what a plan looks at are
+  // these, and there is only one thing to say of nearly all of them.
+  void TellThoseBehind(Line& line) {
+    while (!line.heads.empty()) {
+      Cursor& cursor = *line.heads.back().cursor;
+      const WaitingJob& job = cursor.next->second;
+      if (cursor.may_start && job.not_before <= now_ && settled_.empty()) {
+        ++line.behind;
+        if (cursor.misfit) ++cursor.behind;
+        Want(job.device);
+        ExplainBehind(job, line);
+      } else if (!settled_.contains(job.id)) {
+        Consider(job, line, cursor);
+      }
+      GoOn(line, cursor, job);
+    }
+  }
 
   // The jobs behind one that does not fit, and of which it is not known when it will, are only told
   // so: that changes nothing for other queues, so that all are looked at in one go.
@@ -337,8 +384,8 @@ class Planner {
   bool NobodyCanStart(const Line& line) const {
     if (!line.reserved) return true;
     if (reserved_held_ > 0) return false;
-    for (const Cursor& cursor : line.heads) {
-      if (index_.RoomOf(SlotsWantedBy(cursor.next->second)).free > 0) return false;
+    for (const Head& head : line.heads) {
+      if (index_.RoomOf(SlotsWantedBy(head.cursor->next->second)).free > 0) return false;
     }
     return true;
   }
@@ -432,23 +479,29 @@ class Planner {
     trial_.Release(SpareHolder());
     SetReserved(held_until_);
   }
-  // Slots enough for the job are not spares, in some domain that it may be in, once nobody runs.
-  bool CouldFitBesideSpares(const WaitingJob& job) {
-    if (tree_.spares().empty() || MayTakeSpares(job)) return true;
+  // The most slots of any domain that it may be in which are not spares, once nobody runs, and all
+  // slots of that domain.
+  struct BesideSpares {
+    int64_t slots = 0;
+    int64_t all = 0;
+  };
+  BesideSpares MostBesideSpares(const WaitingJob& job) {
     if (spares_wanted_.empty()) spares_wanted_ = SparesWanted(index_, tree_);
     const size_t kind = static_cast<size_t>(job.device);
     const v1::TopologyLevel required = job.placement.required;
     const bool in_one = required > v1::TOPOLOGY_LEVEL_HOST && job.placement.segment == 0;
     const v1::TopologyLevel level = in_one ? required : v1::TOPOLOGY_LEVEL_CLUSTER;
+    BesideSpares most;
     for (const auto& [path, number] : index_.domains_of(level)) {
-      int64_t slots = -spares_wanted_[static_cast<size_t>(number)][kind];
       const SlotIndex::Domain& domain = index_.domain(number);
       const auto here = domain.slots.find(job.device);
       if (here == domain.slots.end()) continue;
-      slots += here->second.Sum(job.share);
-      if (slots >= job.ranks) return true;
+      const int64_t all = here->second.Sum(job.share);
+      const int64_t slots =
+          std::max<int64_t>(0, all - spares_wanted_[static_cast<size_t>(number)][kind]);
+      if (std::make_pair(slots, all) > std::make_pair(most.slots, most.all)) most = {slots, all};
     }
-    return false;
+    return most;
   }
   // It would start now if it could take spares.
   bool FitsWithSpares(const WaitingJob& job) {
@@ -690,6 +743,19 @@ class Planner {
     return false;
   }
 
+  // CouldFit, which is found out once for all queues.
+  bool MayEverFit(const WaitingJob& job) {
+    const auto known =
+        std::find_if(could_fit_.begin(), could_fit_.end(), [&job](const CouldFitOf& one) {
+          return one.ranks == job.ranks && one.group == job.group && one.share == job.share &&
+                 one.device == job.device && one.placement == job.placement;
+        });
+    if (known != could_fit_.end()) return known->fits;
+    could_fit_.push_back(
+        {job.ranks, job.group, job.share, job.device, job.placement, CouldFit(job, index_)});
+    return could_fit_.back().fits;
+  }
+
   // Why the job waits until the cluster, its queues or the job are changed. It holds back none.
   std::optional<v1::WaitReason> NeverStarts(const WaitingJob& job, int queue) {
     if (queue == QueueTree::kNone || !tree_.at(queue).leaf) {
@@ -708,13 +774,19 @@ class Planner {
       }
     }
     const SlotIndex::Kind& slots = index_.Of(job.device);
-    if (!CouldFit(job, index_)) return NeverFits(job, slots, UnitOf(job, slots));
-    if (!CouldFitBesideSpares(job)) {
-      v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, UnitOf(job, slots));
-      reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
-      return reason;
-    }
-    return std::nullopt;
+    if (!MayEverFit(job)) return NeverFits(job, slots, UnitOf(job, slots));
+    if (tree_.spares().empty() || MayTakeSpares(job)) return std::nullopt;
+    const BesideSpares most = MostBesideSpares(job);
+    if (most.slots >= job.ranks) return std::nullopt;
+    const int unit = UnitOf(job, slots);
+    v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SPARES, slots, unit);
+    reason.set_slots_spare(spares_wanted_[SlotIndex::kCluster][kind]);
+    reason.set_lasting(true);
+    v1::StartChange& change = *reason.mutable_change();
+    if (most.all >= job.ranks) change.set_spares_lowered_by(job.ranks - most.slots);
+    change.set_ranks_at_most(static_cast<int32_t>(most.slots - most.slots % unit));
+    change.set_slots_added(job.ranks - most.slots);
+    return reason;
   }
 
   // ---- jobs that do not fit, and jobs that start before them
@@ -726,14 +798,18 @@ class Planner {
     HoldReserved(absl::InfinitePast());
     std::vector<SlotIndex::SlotRef> slots;
     const absl::Time at = StartOf(job, slots);
-    reservations_.push_back({&job, at});
     line.reserved = at != absl::InfiniteFuture();
+    const auto first = static_cast<int64_t>(reserved_.size());
     for (const SlotIndex::SlotRef& slot : slots) reserved_.push_back({slot, at, job.share});
     // Of the same slot, the earliest first, with what all jobs take of it.
-    std::sort(reserved_.begin(), reserved_.end(), [](const ReservedSlot& a, const ReservedSlot& b) {
-      return std::make_tuple(a.slot.worker->order, a.slot.slot, a.until) <
-             std::make_tuple(b.slot.worker->order, b.slot.slot, b.until);
-    });
+    const auto before = [](const ReservedSlot& a, const ReservedSlot& b) {
+      if (a.slot.worker != b.slot.worker) return ByName()(a.slot.worker, b.slot.worker);
+      if (a.slot.slot != b.slot.slot) return a.slot.slot < b.slot.slot;
+      return a.until < b.until;
+    };
+    std::sort(reserved_.begin() + first, reserved_.end(), before);
+    std::inplace_merge(reserved_.begin(), reserved_.begin() + first, reserved_.end(), before);
+    reservations_.push_back({&job, at, std::move(slots)});
     size_t kept = 0;
     for (size_t i = 0; i < reserved_.size(); ++i) {
       if (i > 0 && reserved_[kept].slot.slot == reserved_[i].slot.slot) {
@@ -745,6 +821,33 @@ class Planner {
     }
     if (!reserved_.empty()) reserved_.resize(kept + 1);
     Changed();
+  }
+
+  // Once all jobs were looked at. Slots that are kept for a job go to that one when they are free.
+  void DecideReserves() {
+    std::set<const SlotView*> lost;
+    for (const auto& [id, kept] : kept_) {
+      if (kept.share < kWholeDevice) continue;  // counts already
+      for (const Slot& slot : kept.slots) lost.insert(FindSlot(index_, slot));
+    }
+    for (const Reservation& reservation : reservations_) {
+      if (reservation.at == absl::InfiniteFuture()) continue;
+      if (std::any_of(reservation.slots.begin(), reservation.slots.end(),
+                      [&lost](const auto& slot) { return lost.contains(slot.slot); })) {
+        continue;
+      }
+      std::vector<SlotIndex::SlotRef> slots = reservation.slots;
+      std::sort(slots.begin(), slots.end(),
+                [](const SlotIndex::SlotRef& a, const SlotIndex::SlotRef& b) {
+                  return a.worker != b.worker ? ByName()(a.worker, b.worker) : a.slot < b.slot;
+                });
+      Reserve reserve{reservation.job->id, {}, reservation.at};
+      reserve.slots.reserve(slots.size());
+      for (const SlotIndex::SlotRef& slot : slots) {
+        reserve.slots.push_back({slot.worker->id, slot.slot->device});
+      }
+      schedule_.decisions.emplace_back(std::move(reserve));
+    }
   }
 
   // When the job starts if nothing but ends of running jobs happens, and on which slots;
@@ -825,9 +928,29 @@ class Planner {
   // Slots that a rank of the job can get.
   int64_t FreeFor(const WaitingJob& job) const { return index_.RoomOf(SlotsWantedBy(job)).free; }
 
+  // At most so many whole devices are free while reserved slots are held at this level. Requires:
+  // nothing is kept spare.
+  int64_t FreeAt(absl::Time level, v1::DeviceKind kind) {
+    for (const FreeWhenHeld& known : free_at_) {
+      if (known.level == level && known.kind == kind) return known.free;
+    }
+    const Holding* const held = index_.HolderOf(Reserved());
+    int64_t free = index_.Of(kind).free;
+    for (const ReservedSlot& reserved : reserved_) {
+      const SlotView& slot = *reserved.slot.slot;
+      if (slot.kind != kind) continue;
+      const bool wanted = reserved.until <= level;
+      if (wanted && reserved.slot.worker->ready && slot.free()) --free;
+      if (!wanted && held != nullptr && slot.TakenBy(held)) ++free;
+    }
+    free_at_.push_back({level, kind, free});
+    return free;
+  }
+
   // Slots have changed hands for good, or others are reserved.
   void Changed() {
     misfits_.clear();
+    free_at_.clear();
     if (spares_missing_ > 0 && !spares_wait_) KeepSpares();
   }
   // The level of reservations that HoldReserved would hold.
@@ -864,6 +987,17 @@ class Planner {
         !kept_.contains(job.id)) {
       return std::nullopt;
     }
+    // Mostly numbers tell, and it is far cheaper to ask them than to hold other slots.
+    if (shape != nullptr && NumbersTell(job)) {
+      if (first_of_queue && !FitsBesideNone(job, *shape)) return std::nullopt;
+      const absl::Time level = LevelOf(end);
+      if (job.share == kWholeDevice && FreeAt(level, job.device) < job.ranks) {
+        const auto [known, first] = misfits_.emplace(shape, level);
+        known->second = std::min(known->second, level);
+        passes_over = first_of_queue;
+        return std::nullopt;
+      }
+    }
     HoldReserved(end);
     auto placements = TryPlaceAlike(job, shape, held_until_);
     if (!placements.has_value() && first_of_queue) {
@@ -872,6 +1006,21 @@ class Planner {
       passes_over = FitsNow(trial, job);
     }
     return placements;
+  }
+
+  // The job gets no slots but those that are free.
+  bool NumbersTell(const WaitingJob& job) const {
+    return tree_.spares().empty() && job.reservations.empty() && !kept_.contains(job.id) &&
+           index_.HolderOf(job.id) == nullptr;
+  }
+  // The job fits if nothing is reserved, and nothing is from then on.
+  bool FitsBesideNone(const WaitingJob& job, const GangShape& shape) {
+    HoldReserved(absl::InfinitePast());
+    if (KnownMisfit(shape, absl::InfinitePast())) return false;
+    SlotIndex::Trial trial(attempted_.index);
+    if (FitsNow(trial, job)) return true;
+    misfits_.insert_or_assign(&shape, absl::InfinitePast());
+    return false;
   }
 
   // A shape that does not fit beside the slots that are held at a level does not beside more.
@@ -893,7 +1042,7 @@ class Planner {
 
   void Place(const WaitingJob& job, std::vector<v1::Placement> placements, bool in_turn) {
     Changed();
-    largest_holders_.erase(job.device);
+    AddHolder(job);
     names_.emplace(job.id, job.name);
     Count(tree_.Find(job.queue), job.device, job.ranks, job.tenant, 1, job.share);
     if (job.runtime != absl::InfiniteDuration()) started_ends_.emplace(now_ + job.runtime, job.id);
@@ -1066,23 +1215,25 @@ class Planner {
     return reason;
   }
 
-  // Once these jobs have ended there are slots enough only with some that jobs in front get first.
-  bool ReservedMeanwhile(const WaitingJob& job, const v1::StartChange& change) const {
+  // On these workers, of which so many slots are free, there are slots enough for so many ranks
+  // once these jobs have ended only with some that jobs in front get first.
+  template <typename On>
+  bool ReservedMeanwhile(const WaitingJob& job, int64_t slots, int64_t ranks,
+                         const v1::StartChange& change, On on) const {
     if (reserved_.empty()) return false;
-    int64_t slots = FreeFor(job);
     std::set<const Holding*> ends;
     for (const v1::JobSlots& one : change.jobs_end()) {
-      slots += one.slots();
       ends.insert(index_.HolderOf(JobId(one.job_id())));
     }
+    for (const v1::JobSlots& one : change.jobs_end()) slots += one.slots();
     const absl::Time level = LevelOf(now_ + job.runtime);
     for (const ReservedSlot& reserved : reserved_) {
       const SlotView& slot = *reserved.slot.slot;
-      if (reserved.until > level || slot.kind != job.device) continue;
+      if (reserved.until > level || slot.kind != job.device || !on(*reserved.slot.worker)) continue;
       if (slot.HasRoom(job.share) || (slot.holder != nullptr && ends.contains(slot.holder)))
         --slots;
     }
-    return slots < job.ranks;
+    return slots < ranks;
   }
 
   // What ends so that slots enough for the job are free. Requires: they are not.
@@ -1113,11 +1264,27 @@ class Planner {
     if (FreeFor(job) < job.ranks) {
       v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_TAKEN, slots, group);
       *reason.mutable_change() = CheapestEnd(job, slots);
-      if (ReservedMeanwhile(job, reason.change())) SetFirst(job, reason);
+      const auto anywhere = [](const WorkerView&) { return true; };
+      if (ReservedMeanwhile(job, FreeFor(job), job.ranks, reason.change(), anywhere)) {
+        SetFirst(job, reason);
+      }
       return reason;
     }
     if (const auto shortage = FindDomainShortage(job, index_, /*ever=*/false)) {
-      return OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
+      v1::WaitReason reason =
+          OutsideDomains(job, v1::WAIT_CODE_DOMAINS_FULL, slots, group, *shortage);
+      const auto opens = [&](const WorkerView& worker) {
+        return OpensOn(index_, *shortage, worker);
+      };
+      int64_t free = 0;
+      for (const auto& [id, worker] : index_.workers()) {
+        if (opens(worker)) free += FreeSlots(worker, SlotsWantedBy(job));
+      }
+      if (!shortage->jobs.empty() &&
+          ReservedMeanwhile(job, free, shortage->segment, reason.change(), opens)) {
+        SetFirst(job, reason);
+      }
+      return reason;
     }
     v1::WaitReason reason = WithSlots(job, v1::WAIT_CODE_SLOTS_SCATTERED, slots, group);
     std::map<const WorkerView*, int, ByName> named;
@@ -1136,21 +1303,57 @@ class Planner {
     return reason;
   }
 
+  // The jobs that hold slots, most slots first, then by id. Holders stay where they are while there
+  // is a trial.
+  using Holders = std::vector<std::pair<int64_t, const JobId*>>;
+
+  Holders LargestHolders(v1::DeviceKind kind) const {
+    // Numbers are sorted much faster than pairs.
+    std::vector<std::pair<uint64_t, const JobId*>> found;
+    for (const auto& [job, holder] : index_.holders()) {
+      const int64_t slots = holder.slots[static_cast<size_t>(kind)];
+      if (slots > 0 && !kept_.contains(job) && IsJob(job)) {
+        found.emplace_back(slots, &job);
+      }
+    }
+    // Holders are in order of ids.
+    std::vector<uint64_t> order;
+    order.reserve(found.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      order.push_back(((~found[i].first & 0xffffffff) << 32) | i);
+    }
+    std::sort(order.begin(), order.end());
+    Holders jobs;
+    jobs.reserve(order.size());
+    for (const uint64_t at : order) {
+      const auto& [slots, job] = found[at & 0xffffffff];
+      jobs.emplace_back(static_cast<int64_t>(slots), job);
+    }
+    return jobs;
+  }
+  // The job has got slots.
+  void AddHolder(const WaitingJob& job) {
+    const auto cached = largest_holders_.find(job.device);
+    const Holding* holder = index_.HolderOf(job.id);
+    if (cached == largest_holders_.end() || holder == nullptr) return;
+    const std::pair<int64_t, const JobId*> entry(holder->slots[static_cast<size_t>(job.device)],
+                                                 &holder->id);
+    Holders& jobs = cached->second;
+    jobs.insert(std::upper_bound(jobs.begin(), jobs.end(), entry,
+                                 [](const auto& a, const auto& b) {
+                                   return a.first != b.first ? a.first > b.first
+                                                             : *a.second < *b.second;
+                                 }),
+                entry);
+  }
+
   // What frees `missing` slots: the end of few jobs, namely of the smallest one that suffices, else
   // of the largest ones; where these do not hold as many, of those that slots are kept for and that
   // start first. Workers that are away are named last, since nobody knows when they return.
   v1::StartChange CheapestChange(int64_t missing, v1::DeviceKind kind) {
     const auto [cached, first] = largest_holders_.try_emplace(kind);
     Holders& jobs = cached->second;
-    if (first) {
-      for (const auto& [job, holder] : index_.holders()) {
-        const int64_t slots = holder.slots[static_cast<size_t>(kind)];
-        if (slots > 0 && !kept_.contains(job) && IsJob(job)) jobs.emplace_back(slots, &job);
-      }
-      // Holders are in order of ids.
-      std::stable_sort(jobs.begin(), jobs.end(),
-                       [](const auto& a, const auto& b) { return a.first > b.first; });
-    }
+    if (first) jobs = LargestHolders(kind);
     v1::StartChange change;
     auto take = jobs.begin();
     while (missing > 0 && take != jobs.end()) {
@@ -1277,14 +1480,27 @@ class Planner {
   const SchedulePolicy& policy_;
   const absl::Time now_;
   const Scope scope_;
-  // By kind: the jobs that hold slots, most slots first, then by id. Holders stay where they are
-  // while there is a trial.
-  using Holders = std::vector<std::pair<int64_t, const JobId*>>;
+  // By kind.
   std::map<v1::DeviceKind, Holders> largest_holders_;
   // Of jobs that this plan starts, and of those that slots are kept for.
   std::map<JobId, std::string> names_;
   std::vector<Line> lines_;
   std::vector<Reservation> reservations_;
+  // Of all that decides it.
+  struct CouldFitOf {
+    int32_t ranks, group, share;
+    v1::DeviceKind device;
+    PlacementRule placement;
+    bool fits;
+  };
+  std::vector<CouldFitOf> could_fit_;
+  // Until slots change hands, or others are reserved.
+  struct FreeWhenHeld {
+    absl::Time level;
+    v1::DeviceKind kind;
+    int64_t free;
+  };
+  std::vector<FreeWhenHeld> free_at_;
   struct ReservedSlot {
     SlotIndex::SlotRef slot;  // in the index, whose workers stay while a plan is made
     absl::Time until;         // it is not to be taken for longer
@@ -1419,7 +1635,10 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     Schedule plan = Planner(attempted, cluster, policy, now,
                             {.behind = std::numeric_limits<int>::max(), .only = &job})
                         .Run(queue);
+    const Reserve* set_aside = nullptr;
     for (Decision& decision : plan.decisions) {
+      const Reserve* reserve = std::get_if<Reserve>(&decision);
+      if (reserve != nullptr && reserve->job == job) set_aside = reserve;
       Start* start = std::get_if<Start>(&decision);
       if (start == nullptr || start->job != job) continue;
       forecast.start = std::move(*start);
@@ -1427,6 +1646,7 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     }
     CHECK(!plan.explanations.empty()) << job;
     forecast.reason = plan.explanations.back().reason();
+    if (set_aside != nullptr) *forecast.reason.mutable_set_aside() = AsMessage(*set_aside);
   }
   forecast.reason.set_ahead(queue.CountBefore(*waiting));
   const absl::Time start = EstimateStart(cluster, queue, policy, now, job);
@@ -1434,6 +1654,20 @@ Forecast Explain(const Snapshot& cluster, const WaitingQueue& queue, const Sched
     *forecast.reason.mutable_estimated_start() = ToProto(start);
   }
   return forecast;
+}
+
+v1::SetAside AsMessage(const Reserve& reserve) {
+  v1::SetAside out;
+  for (const Slot& slot : reserve.slots) {
+    if (out.workers().empty() || out.workers().rbegin()->worker() != slot.worker.value()) {
+      out.add_workers()->set_worker(slot.worker.value());
+    }
+    v1::WorkerSlots& worker = *out.mutable_workers()->rbegin();
+    worker.set_slots(worker.slots() + 1);
+  }
+  out.set_slots(static_cast<int64_t>(reserve.slots.size()));
+  *out.mutable_starts_at() = ToProto(reserve.starts_at);
+  return out;
 }
 
 v1::WaitReason Explanation::reason() const {

@@ -68,7 +68,21 @@ struct Resize {
   Resized resized;
   JobId for_job;  // that gets the slots which it gives up; empty: nobody needs them
 };
-using Decision = std::variant<Start, Preempt, GiveUpKept, Resize>;
+// Slots are set aside for a job that does not fit: it goes first in its queue and starts on them at
+// about this time, if the jobs that hold them end when they are expected to. Until then other jobs
+// start there only where they end before. Every plan says so anew for as long as it holds; there is
+// nothing to be carried out but to tell people.
+struct Reserve {
+  JobId job;
+  std::vector<Slot> slots;  // one for each of its ranks, by worker and in device order
+  absl::Time starts_at;
+};
+using Decision = std::variant<Start, Preempt, GiveUpKept, Resize, Reserve>;
+// False of a decision that changes nothing.
+inline bool ChangesState(const Decision& decision) {
+  return !std::holds_alternative<Reserve>(decision);
+}
+v1::SetAside AsMessage(const Reserve& reserve);
 // Why a job waits. Many wait behind the same one: what there is to say about that one is kept once,
 // and the message of each is made when it is read.
 class Explanation {
@@ -128,9 +142,10 @@ struct Schedule {
 // For the first job of a queue that does not fit, running jobs are stopped (ChooseVictims), or it
 // holds back the others of its queue. Those start before it, as do jobs of other queues that come
 // behind it, only where that does not delay it: they end before it will start, or take none of the
-// slots that it will start on. While it is not known when it will start, none of its own queue
-// does, and once it has waited for QueueTree::passed_over_max none of any queue behind it that
-// wants devices of its kind. Pure: equal inputs give equal outputs. Thread: any. O(queues x shapes
+// slots that it will start on (Reserve, for the first `reservations_max` of such jobs). While it is
+// not known when it will start, none of its own queue does, and once it has waited for
+// QueueTree::passed_over_max none of any queue behind it that wants devices of its kind. Pure:
+// equal inputs give equal outputs. Thread: any. O(queues x shapes
 // + jobs looked at x (depth of the tree x queues beside each other) + jobs placed x (workers taken
 // x different numbers of free slots + slots taken)), where the jobs looked at are those that start
 // or back off, and for each queue and shape those that do not fit with `explained_behind` jobs

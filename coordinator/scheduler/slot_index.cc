@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+
 namespace muster::coordinator {
 
 namespace {
@@ -194,7 +196,7 @@ void SlotIndex::Leave(int domain) {
 namespace {
 
 void CountSize(WorkerSizes& sizes, int total, bool undivided, int sign) {
-  const auto add = [total, sign](std::map<int, int>& counts) {
+  const auto add = [total, sign](Counts& counts) {
     const auto found = counts.try_emplace(total, 0).first;
     if ((found->second += sign) == 0) counts.erase(found);
   };
@@ -210,7 +212,7 @@ void SlotIndex::CountInDomains(const WorkerView& worker, v1::DeviceKind kind, in
     std::map<v1::DeviceKind, Domain::Slots>& kinds = domains_[static_cast<size_t>(at)].slots;
     const auto here = kinds.try_emplace(kind).first;
     Domain::Slots& slots = here->second;
-    const auto add = [sign](std::map<int, int>& counts, int key) {
+    const auto add = [sign](Counts& counts, int key) {
       const auto found = counts.try_emplace(key, 0).first;
       if ((found->second += sign) == 0) counts.erase(found);
     };
@@ -720,9 +722,15 @@ std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
         return;
       }
     }
-    std::map<int, int> linked;  // free slots by group of linked devices
+    // Free slots by group of linked devices, in order of groups: there are few.
+    absl::InlinedVector<std::pair<int, int>, 8> linked;
     for (const SlotView& slot : worker.slots) {
-      if (fits(slot)) ++linked[slot.link_group];
+      if (!fits(slot)) continue;
+      auto group_of = std::lower_bound(linked.begin(), linked.end(), std::pair(slot.link_group, 0));
+      if (group_of == linked.end() || group_of->first != slot.link_group) {
+        group_of = linked.insert(group_of, {slot.link_group, 0});
+      }
+      ++group_of->second;
     }
     while (static_cast<int>(devices.size()) < count && !linked.empty()) {
       const int wanted = std::min(group, count - static_cast<int>(devices.size()));

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "base/ids.h"
 #include "coordinator/scheduler/topology.h"
 #include "muster/v1/schedule.pb.h"
@@ -153,10 +154,13 @@ struct SlotsFor {
   }
 };
 
+// Few numbers, each counted: they lie side by side.
+using Counts = absl::btree_map<int, int>;
+
 // Workers by how many slots of one kind they have.
 struct WorkerSizes {
-  std::map<int, int> workers_by_total;
-  std::map<int, int> undivided_by_total;  // those of them whose slots are SlotView::undivided
+  Counts workers_by_total;
+  Counts undivided_by_total;  // those of them whose slots are SlotView::undivided
 
   // Calls visit(slots, workers) with those that ranks of this share could get if all were free, the
   // smallest workers first.
@@ -227,7 +231,7 @@ class SlotIndex {
     int workers = 0;  // in it and in domains below
     // Slots that ranks of one share can get. The numbers count domains below too.
     struct Room {
-      std::map<int, int> workers_by_free;  // as of SlotIndex::Room
+      Counts workers_by_free;  // as of SlotIndex::Room
       // Ready workers that are in no domain below this one, by free slots.
       std::map<int, WorkerSet> direct;
 

@@ -14,6 +14,7 @@ namespace muster::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 v1::WaitReason Reason(v1::WaitCode code) {
   v1::WaitReason reason;
@@ -282,6 +283,60 @@ TEST(WhyText, ASpareIsNoSlotOfANewJob) {
       "a fault");
   reason.set_code(v1::WAIT_CODE_SLOTS_TAKEN);
   EXPECT_EQ(WhyText(reason), "needs 8 cuda slots, 4 are free of 64; 16 more are spares");
+}
+
+TEST(WhyText, OfAJobThatSparesNeverLeaveRoomFor_SaysSoAndWhatWould) {
+  v1::WaitReason reason;
+  reason.set_code(v1::WAIT_CODE_SPARES);
+  reason.set_ranks(8);
+  reason.set_group(1);
+  reason.set_device(v1::DEVICE_KIND_CUDA);
+  reason.set_slots_total(8);
+  reason.set_slots_spare(2);
+  reason.set_lasting(true);
+  reason.mutable_change()->set_spares_lowered_by(2);
+  reason.mutable_change()->set_slots_added(2);
+  reason.mutable_change()->set_ranks_at_most(6);
+  EXPECT_EQ(WaitText(reason),
+            "needs 8 cuda slots, of 8 that there are; 2 of these are kept free for jobs that "
+            "recover from a fault, which leaves too few even once nothing runs; lower the spares "
+            "of the queue policy by 2, or add 2 slots, or lower resources.ranks to 6");
+  v1::ExplainResponse outlook;
+  *outlook.mutable_waiting() = reason;
+  std::ostringstream out, err;
+  Terminal terminal{.out = out, .err = err};
+  WriteOutlook(outlook, absl::UnixEpoch(), terminal);
+  EXPECT_THAT(out.str(), HasSubstr("never, as the spares are"));
+}
+
+TEST(WaitText, SaysWhichWorkersAreSetAsideAndFromWhen) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_SLOTS_TAKEN);
+  reason.set_device(v1::DEVICE_KIND_CUDA);
+  EXPECT_THAT(WaitText(reason), Not(HasSubstr("set aside")));
+  v1::SetAside& set_aside = *reason.mutable_set_aside();
+  for (const char* worker : {"w3", "w7"}) {
+    set_aside.add_workers()->set_worker(worker);
+    set_aside.mutable_workers()->rbegin()->set_slots(4);
+  }
+  set_aside.set_slots(8);
+  set_aside.mutable_starts_at()->set_seconds(1);
+  EXPECT_THAT(WaitText(reason), HasSubstr(" on w3, w7 (8 cuda slots set aside)"));
+  for (int i = 0; i < 10; ++i) set_aside.add_workers()->set_worker("more");
+  EXPECT_THAT(WaitText(reason), HasSubstr(", more, and 4 more (8 cuda"));
+}
+
+TEST(ChangeText, WhereDomainsAreFull_NamesTheJobsThatOpenOneAndTheJobInFront) {
+  v1::WaitReason reason = Reason(v1::WAIT_CODE_DOMAINS_FULL);
+  reason.clear_change();
+  v1::JobSlots& ends = *reason.mutable_change()->add_jobs_end();
+  ends.set_job_name("small");
+  ends.set_slots(4);
+  reason.mutable_blocker()->set_job_name("big");
+  reason.mutable_blocker()->set_ranks(16);
+  reason.mutable_blocker()->set_device(v1::DEVICE_KIND_CPU);
+  EXPECT_THAT(ChangeText(reason),
+              HasSubstr("starts when job small (4 slots) ends, after job big, which goes first and "
+                        "needs 16 cpu slots"));
 }
 
 }  // namespace

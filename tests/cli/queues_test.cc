@@ -83,5 +83,18 @@ TEST(SpareTable, NamesDomainsThatAreShort_AndThoseThatAreTooSmall) {
   EXPECT_THAT(table, ::testing::HasSubstr("In n9 every cuda device is a spare"));
 }
 
+TEST(HeadsText, NamesTheJobItsQueueAndWhatIsSetAside) {
+  EXPECT_EQ(HeadsText({}), "");
+  v1::HeadOfQueue head;
+  head.set_queue("vision");
+  head.mutable_job()->set_job_name("gpt");
+  head.mutable_job()->set_device(v1::DEVICE_KIND_CUDA);
+  head.mutable_set_aside()->add_workers()->set_worker("w3");
+  head.mutable_set_aside()->set_slots(8);
+  const std::string text = HeadsText({head});
+  EXPECT_THAT(text, ::testing::HasSubstr("Job gpt of queue vision starts about "));
+  EXPECT_THAT(text, ::testing::HasSubstr(" on w3 (8 cuda slots set aside).\n"));
+}
+
 }  // namespace
 }  // namespace muster::cli

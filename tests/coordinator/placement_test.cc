@@ -73,6 +73,31 @@ TEST(Placement, RequiredLevel_IsWaitedFor) {
   EXPECT_EQ(FindDomainShortage(job, index, /*ever=*/true)->slots, 8);
 }
 
+// The one that holds most now could never hold the gang; the end of a job opens the other one.
+TEST(Placement, DomainsThatAreFull_NameTheJobsWhoseEndOpensOne) {
+  SlotIndex index;
+  AddWorker(index, "a0", 4, {"", "", "a", ""});
+  for (const char* name : {"b0", "b1"}) AddWorker(index, name, 4, {"", "", "b", ""}, /*busy=*/3);
+  WaitingJob job = Gang(6);
+  job.placement.required = v1::TOPOLOGY_LEVEL_RACK;
+  const auto rack = FindDomainShortage(job, index, /*ever=*/false);
+  ASSERT_TRUE(rack.has_value());
+  EXPECT_EQ(rack->domain, "a");
+  ASSERT_THAT(rack->jobs, SizeIs(1));
+  EXPECT_EQ(rack->jobs[0].second, 6);
+  EXPECT_TRUE(OpensOn(index, *rack, *index.Find(WorkerId("b0"))));
+  EXPECT_FALSE(OpensOn(index, *rack, *index.Find(WorkerId("a0"))));
+  // Of single workers too.
+  job.ranks = 4;
+  job.placement.required = v1::TOPOLOGY_LEVEL_HOST;
+  index.SetHolder(WorkerId("a0"), "cpu:0", JobId("small"));
+  const auto host = FindDomainShortage(job, index, /*ever=*/false);
+  ASSERT_TRUE(host.has_value());
+  EXPECT_EQ(host->domain, "a0");
+  ASSERT_THAT(host->jobs, SizeIs(1));
+  EXPECT_EQ(host->jobs[0].first, JobId("small"));
+}
+
 // A worker that says nothing of its rack is a rack of its own.
 TEST(Placement, WorkerWithoutALabel_IsADomainOfItsOwn) {
   SlotIndex index;

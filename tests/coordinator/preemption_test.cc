@@ -191,7 +191,9 @@ TEST(Preemption, SlotsThatAreReleasedAnyway_AreWaitedForWithoutStoppingMore) {
   cluster.Run("goes-on", 10, {At(0, 1)});
   cluster.Change("ends", [](RunningJob& job) { job.stopping = true; });
   const WaitingJob one = WaitingGang("one", 1, 90), two = WaitingGang("two", 2, 90);
-  EXPECT_TRUE(cluster.Plan({one}).decisions.empty());
+  const Schedule waits = cluster.Plan({one});
+  ASSERT_EQ(waits.decisions.size(), 1u);
+  EXPECT_EQ(std::get<Reserve>(waits.decisions[0]).starts_at, kNow + kStopExpected);
   EXPECT_EQ(Stopped(cluster.Plan({two})), std::vector<std::string>{"goes-on"});
 }
 
@@ -206,7 +208,7 @@ TEST(Preemption, KeptSlots_GoToTheWinnerAndToNobodyElse) {
   ASSERT_EQ(Stopped(plan), std::vector<std::string>{"victim"});
   cluster.CarryOut(std::get<Preempt>(plan.decisions[0]), winner);
   const Schedule meanwhile = cluster.Plan({winner, other});
-  EXPECT_TRUE(meanwhile.decisions.empty()) << "one slot is free, and kept";
+  EXPECT_TRUE(meanwhile.decisions.empty()) << "one slot is free, and kept, as is the other one";
   cluster.Release("victim");
   WaitingJob victim = WaitingGang("victim-again", 1, 10);
   victim.queue = "other";

@@ -418,8 +418,21 @@ TEST_F(QueuesTest, JobThatEndsInTime_StartsBeforeOneThatDoesNotFit) {
   const JobId unknown = Wait(Job("default", 1)).id;
   const JobId shorter = Wait(Job("default", 1, absl::Seconds(100))).id;
   const Schedule plan = Plan();
-  ASSERT_EQ(plan.decisions.size(), 1u);
+  ASSERT_EQ(plan.decisions.size(), 2u);
   EXPECT_EQ(std::get<Start>(plan.decisions[0]).job, shorter);
+  const Reserve& reserve = std::get<Reserve>(plan.decisions[1]);
+  EXPECT_EQ(reserve.job, head);
+  EXPECT_THAT(reserve.slots,
+              ::testing::ElementsAre(Slot{WorkerId("w0"), "cpu:0"}, Slot{WorkerId("w0"), "cpu:1"},
+                                     Slot{WorkerId("w0"), "cpu:2"}, Slot{WorkerId("w0"), "cpu:3"}));
+  EXPECT_EQ(reserve.starts_at, kNow + absl::Seconds(100));
+  const v1::SetAside set_aside = AsMessage(reserve);
+  ASSERT_EQ(set_aside.workers_size(), 1);
+  EXPECT_EQ(set_aside.workers(0).slots(), 4);
+  EXPECT_EQ(coordinator::Explain(Cluster(), queue_, policy_, now_, head)
+                .reason.set_aside()
+                .SerializeAsString(),
+            set_aside.SerializeAsString());
   EXPECT_EQ(ReasonOf(plan, head).code(), v1::WAIT_CODE_SLOTS_TAKEN);
   for (const JobId& id : {longer, unknown}) {
     EXPECT_EQ(ReasonOf(plan, id).code(), v1::WAIT_CODE_BEHIND);
@@ -435,7 +448,36 @@ TEST_F(QueuesTest, JobOnOtherSlots_StartsHoweverLongItRuns) {
   Wait(Job("default", 4));  // w0 and two of w1
   Wait(Job("default", 1));  // the slot that is left
   Wait(Job("default", 1));
-  EXPECT_EQ(Plan().decisions.size(), 1u);
+  EXPECT_EQ(StartAll(), 1);
+}
+
+TEST_F(QueuesTest, NothingIsSetAside_WhereNobodyKnowsTheEnd) {
+  AddWorker(2);
+  Wait(Job("default", 2));
+  StartAll();
+  Wait(Job("default", 2));
+  EXPECT_THAT(Plan().decisions, ::testing::IsEmpty());
+}
+
+TEST_F(QueuesTest, SlotsAreSetAsideForTheFirstOfFewQueues) {
+  v1::QueuePolicy policy;
+  for (int i = 0; i < 6; ++i) AddQueue(policy, absl::StrCat("q", i));
+  Define(policy);
+  AddWorker(4);
+  Wait(Job("q0", 4, absl::Seconds(100)));
+  StartAll();
+  for (int i = 0; i < 6; ++i) {
+    Wait(Job(absl::StrCat("q", i), 2));
+    Wait(Job(absl::StrCat("q", i), 2));
+  }
+  std::set<std::string> queues;
+  for (const Decision& decision : Plan().decisions) {
+    const Reserve& reserve = std::get<Reserve>(decision);
+    EXPECT_FALSE(ChangesState(decision));
+    EXPECT_EQ(reserve.slots.size(), 2u);
+    EXPECT_TRUE(queues.insert(queue_.Find(reserve.job)->queue).second);
+  }
+  EXPECT_EQ(queues.size(), static_cast<size_t>(policy_.reservations_max));
 }
 
 TEST_F(QueuesTest, WhileNoEndIsKnown_TheOwnQueueWaitsAndOthersOnlyForAWhile) {

@@ -99,6 +99,7 @@ TEST_F(SparesTest, NewJob_LeavesThemFree_OneThatRecoversTakesThem) {
   const v1::WaitReason reason = waits.explanations[0].reason();
   EXPECT_EQ(reason.code(), v1::WAIT_CODE_SPARES);
   EXPECT_EQ(reason.slots_spare(), 8);
+  EXPECT_TRUE(reason.lasting()) << "eight of sixteen are none at best";
   Wait("recovers", 9, 9);
   EXPECT_THAT(Started(Plan()), ::testing::ElementsAre("recovers"));
 }
@@ -142,7 +143,15 @@ TEST_F(SparesTest, JobThatCouldNeverStartBesideThem_HoldsBackNone) {
   Define(Keep(v1::TOPOLOGY_LEVEL_CLUSTER, 4));
   Wait("large", 13);
   Wait("small", 4);
-  EXPECT_THAT(Started(Plan()), ::testing::ElementsAre("small"));
+  const Schedule plan = Plan();
+  EXPECT_THAT(Started(plan), ::testing::ElementsAre("small"));
+  ASSERT_EQ(plan.explanations.size(), 1u);
+  const v1::WaitReason reason = plan.explanations[0].reason();
+  EXPECT_EQ(reason.code(), v1::WAIT_CODE_SPARES);
+  EXPECT_TRUE(reason.lasting());
+  EXPECT_EQ(reason.change().spares_lowered_by(), 1);
+  EXPECT_EQ(reason.change().slots_added(), 1);
+  EXPECT_EQ(reason.change().ranks_at_most(), 12);
 }
 
 TEST_F(SparesTest, MoreRanksThanBefore_TakeNoSpares) {

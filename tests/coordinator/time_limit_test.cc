@@ -111,5 +111,43 @@ TEST_F(TimeLimitTest, LimitBoundsTheEstimateOfJobsBehindIt) {
   EXPECT_LE(FromProto(explained.waiting->estimated_start()), now_ + kLimit);
 }
 
+// Users see which slots are set aside for the first job of a queue. The log does not grow by it.
+TEST_F(TimeLimitTest, SlotsAreSetAsideForTheJobBehindIt_AndNothingOfThatIsStored) {
+  Hello();
+  SubmitLimited();
+  Launch();
+  v1::JobSpec second = Spec();
+  second.set_name("second");
+  Handle(SubmitEvent{CallId(2), second, "s"});
+  const v1::SetAside set_aside = core_->GetJob("second")->waiting().set_aside();
+  ASSERT_EQ(set_aside.workers_size(), 1);
+  EXPECT_EQ(set_aside.workers(0).worker(), "w");
+  EXPECT_EQ(set_aside.slots(), 2);
+  EXPECT_LE(FromProto(set_aside.starts_at()), now_ + kLimit);
+  ASSERT_OK_AND_ASSIGN(const Explained explained, core_->Explain(std::string("second"), now_));
+  EXPECT_EQ(explained.waiting->set_aside().slots(), 2);
+  const v1::GetQueuesResponse queues = core_->GetQueues(now_);
+  ASSERT_EQ(queues.heads_size(), 1);
+  EXPECT_EQ(queues.heads(0).job().job_name(), "second");
+  EXPECT_EQ(queues.heads(0).queue(), "default");
+  EXPECT_EQ(queues.heads(0).set_aside().slots(), 2);
+  EXPECT_FALSE(core_->WouldDecide(now_));
+  // A plan that decides nothing else leaves nothing in the log.
+  v1::JobSpec third = Spec();
+  third.set_name("third");
+  const CoreOutput output = core_->Handle(SubmitEvent{CallId(3), third, "t"}, now_);
+  for (const Batch::Change& row : output.batch.changes) {
+    v1::LogEntry entry;
+    if (row.table != Table::kLog || !entry.ParseFromString(row.value.value_or(""))) continue;
+    EXPECT_THAT(entry.plans(), ::testing::IsEmpty());
+  }
+  ASSERT_OK(store_->Write({output.batch}));
+  Handle(CancelEvent{CallId(4), "second"});
+  const v1::GetQueuesResponse later = core_->GetQueues(now_);
+  for (const v1::HeadOfQueue& head : later.heads()) {
+    EXPECT_EQ(head.job().job_name(), "third");
+  }
+}
+
 }  // namespace
 }  // namespace muster::coordinator

@@ -42,13 +42,14 @@ struct Met {
   int64_t faults = 0, on_spares = 0, waits_for_spares = 0, last_resort = 0, avoided_left = 0;
   int64_t outranked = 0, reclaimed = 0;  // victims: of the same queue, of one that borrows
   int64_t shrunk = 0, grown = 0, required = 0, on_reserved = 0, reserved_kept = 0;
+  int64_t set_aside = 0, on_time = 0;  // slots for a gang that is first, and it started by then
 
   Met& operator+=(const Met& other) {
     for (int64_t Met::*of :
          {&Met::started, &Met::stopped, &Met::at_tenant_limit, &Met::overdue, &Met::shared,
           &Met::faults, &Met::on_spares, &Met::waits_for_spares, &Met::last_resort,
           &Met::avoided_left, &Met::outranked, &Met::reclaimed, &Met::shrunk, &Met::grown,
-          &Met::required, &Met::on_reserved, &Met::reserved_kept}) {
+          &Met::required, &Met::on_reserved, &Met::reserved_kept, &Met::set_aside, &Met::on_time}) {
       this->*of += other.*of;
     }
     return *this;
@@ -167,7 +168,7 @@ class Day {
           more_.Chance(0.7) ? v1::TOPOLOGY_LEVEL_RACK : v1::TOPOLOGY_LEVEL_HOST;
       if (!CouldFit(job, slots_)) job.placement = {};
     }
-    if (kind_.elastic && more_.Chance(0.4)) {
+    if (kind_.elastic && job.share == kWholeDevice && more_.Chance(0.4)) {
       const int32_t most = job.ranks;
       for (int32_t size = 1; size <= most; ++size) {
         if (size == most || more_.Chance(0.4)) job.sizes.push_back(size);
@@ -254,7 +255,8 @@ class Day {
         CheckPlaced(*queue_.Find(start->job), SlotsOf(*start));
         // Others may have a reservation on what it could take instead.
         if (plan.again_at == absl::InfiniteFuture()) CheckLastResort(*start);
-        const WaitingJob job = *queue_.Find(start->job);
+        WaitingJob job = *queue_.Find(start->job);
+        job.ranks = static_cast<int32_t>(start->placements.size());
         Begin(*start);
         CheckSpares(job, missing);
       } else if (const auto* resize = std::get_if<Resize>(&decision)) {
@@ -275,6 +277,7 @@ class Day {
         Drop(give_up->job);
       }
     }
+    CheckSetAside(plan);
     again_ = std::min(plan.wake_at, plan.again_at);
     if (again_ == absl::InfiniteFuture()) return;
     time_.At(again_, [this, at = again_] {
@@ -305,6 +308,9 @@ class Day {
         const RunningJob* fails = running_.Find(id);
         if (fails != nullptr && !fails->stopping && fails->started_at == at) Fail(id);
       });
+    }
+    if (const auto expected = set_aside_.find(start.job); expected != set_aside_.end()) {
+      met_.on_time += now() <= expected->second ? 1 : 0;
     }
     if (start.in_turn) history_.TookTurn(job.queue, now());
     for (const v1::Placement& placement : start.placements) {
@@ -499,6 +505,32 @@ class Day {
     }
   }
 
+  // What is set aside is a slot for every rank of a job that still waits, each once, where the job
+  // may be, and for one job of a queue.
+  void CheckSetAside(const Schedule& plan) {
+    std::set<std::string> queues;
+    set_aside_.clear();
+    for (const Decision& decision : plan.decisions) {
+      const auto* reserve = std::get_if<coordinator::Reserve>(&decision);
+      if (reserve == nullptr) continue;
+      const WaitingJob* job = queue_.Find(reserve->job);
+      if (job == nullptr) return Break(reserve->job.value() + " does not wait for what it is set");
+      ++met_.set_aside;
+      CheckPlaced(*job, reserve->slots);
+      const std::set<Slot> slots(reserve->slots.begin(), reserve->slots.end());
+      if (static_cast<int32_t>(slots.size()) != job->ranks ||
+          reserve->slots.size() != slots.size()) {
+        Break(absl::StrCat(slots.size(), " slots are set aside for ", job->ranks, " ranks of ",
+                           job->id.value()));
+      }
+      if (!queues.insert(job->queue).second) {
+        Break(absl::StrCat("slots are set aside for two jobs of ", job->queue));
+      }
+      if (reserve->starts_at < now()) Break(job->id.value() + " is to start in the past");
+      set_aside_.emplace(job->id, reserve->starts_at);
+    }
+  }
+
   // Every victim is of the same queue with a smaller priority; or a branch of the tree uses more
   // than is guaranteed to it until the last of its victims is gone, while that of the job, where
   // the two part, does not with the job.
@@ -600,7 +632,8 @@ class Day {
           if (job == nullptr) continue;
           ++jobs;
           ++devices[part.job];
-          taken += part.share;
+          // What is kept for one that stops to be resized is not taken yet.
+          if (runs_on_.at(part.job).contains({id, slot.device})) taken += part.share;
           if (part.share != job->share) Break(absl::StrCat(part.job.value(), " has another share"));
         }
         if (taken > kWholeDevice) {
@@ -759,7 +792,8 @@ class Day {
   SlotIndex slots_;
   RunningJobs running_;
   KeptSlots kept_;
-  std::set<Slot> spares_;  // before the newest plan
+  std::set<Slot> spares_;                  // before the newest plan
+  std::map<JobId, absl::Time> set_aside_;  // by the newest plan: when the job is to start
   std::map<JobId, std::set<Slot>> runs_on_;
   std::multimap<JobId, Resize> resized_;  // of this plan, by the job that they are for
   WaitingQueue queue_;
@@ -779,7 +813,7 @@ int64_t DaysOf(int64_t all) { return Few() ? std::max<int64_t>(1, all / 20) : al
 
 TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   Met met;
-  const int64_t days = DaysOf(60);
+  const int64_t days = DaysOf(50);
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {}).Play(met), "") << "seed " << seed;
   }
@@ -789,19 +823,46 @@ TEST(ScheduledDay, WithQuotasAndPriorities_LimitsHoldAndNoneIsStoppedInVain) {
   EXPECT_GT(met.outranked, 4 * days);
   EXPECT_GT(met.reclaimed, 2 * days);
   EXPECT_GT(met.at_tenant_limit, 8 * days);
+  EXPECT_GT(met.set_aside, 50 * days);
+  EXPECT_GT(met.on_time, days);
 }
 
 TEST(ScheduledDay, WithElasticJobsInRacks_VictimsAreEntitledAndRacksAreKept) {
   Met met;
-  const int64_t days = DaysOf(40);
+  const int64_t days = DaysOf(30);
   for (int64_t seed = 1; seed <= days; ++seed) {
     ASSERT_EQ(Day(seed, {.elastic = true, .required = true}).Play(met), "") << "seed " << seed;
   }
   if (Few()) return;
   EXPECT_GT(met.shrunk, 4 * days);
-  EXPECT_GT(met.grown, days);
+  EXPECT_GT(2 * met.grown, days);
   EXPECT_GT(met.required, 10 * days);
   EXPECT_GT(met.stopped, 4 * days);
+}
+
+TEST(ScheduledDay, WithElasticJobsAndFaults_SparesAreForJobsThatRecover) {
+  Met met;
+  const int64_t days = DaysOf(8);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, {.faulty = true, .elastic = true}).Play(met), "") << "seed " << seed;
+  }
+  if (Few()) return;
+  EXPECT_GT(met.shrunk, days);
+  EXPECT_GT(2 * met.grown, days);
+  EXPECT_GT(met.faults, 10 * days);
+  EXPECT_GT(met.on_spares, days);
+}
+
+TEST(ScheduledDay, WithElasticJobsAndSharedDevices_NoneIsGivenTwiceAndLimitsHold) {
+  Met met;
+  const int64_t days = DaysOf(4);
+  for (int64_t seed = 1; seed <= days; ++seed) {
+    ASSERT_EQ(Day(seed, {.shares = true, .elastic = true}).Play(met), "") << "seed " << seed;
+  }
+  if (Few()) return;
+  EXPECT_GT(met.shrunk, days);
+  EXPECT_GT(2 * met.grown, days);
+  EXPECT_GT(met.shared, 100 * days);
 }
 
 TEST(ScheduledDay, WithReservations_DevicesGoToThoseThatTheyAreReservedFor) {
