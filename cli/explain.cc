@@ -213,19 +213,36 @@ Rows WorkerRows(const v1::ExplainResponse& outlook) {
   return rows;
 }
 
-// Of a job that does not wait.
-std::string StateText(const v1::Job& job) {
-  if (IsFinal(job.state())) {
-    return job.message().empty() ? "it has ended" : absl::StrCat("it has ended: ", job.message());
-  }
+// "w1, w2": workers of the current or last attempt, by rank.
+std::string WorkersText(const v1::Job& job) {
   std::vector<std::string> workers;
   for (const v1::RankStatus& rank : job.ranks()) {
     if (std::count(workers.begin(), workers.end(), rank.worker()) == 0) {
       workers.push_back(rank.worker());
     }
   }
+  return absl::StrJoin(workers, ", ");
+}
+
+// Of a job that does not wait and has not ended.
+std::string StateText(const v1::Job& job) {
   return absl::StrCat("it waits for nothing: attempt ", job.attempts(), ", step ", StepText(job),
-                      ", ranks on ", absl::StrJoin(workers, ", "));
+                      ", ranks on ", WorkersText(job));
+}
+
+// Of a job that has ended: when and how, and where its last attempt ran.
+Rows EndRows(const v1::Job& job) {
+  Rows rows;
+  if (job.has_ended()) rows.push_back({"ended:", LocalTime(job.ended())});
+  if (!job.message().empty()) rows.push_back({"why:", job.message()});
+  if (job.attempts() == 0) {
+    rows.push_back({"last ran:", "never: it ended before its first attempt"});
+    return rows;
+  }
+  std::string last = absl::StrCat("attempt ", job.attempts(), ", to step ", StepText(job));
+  if (job.ranks_size() > 0) absl::StrAppend(&last, ", ranks on ", WorkersText(job));
+  rows.push_back({"last ran:", std::move(last)});
+  return rows;
 }
 
 }  // namespace
@@ -544,6 +561,9 @@ absl::Status Explain(CoordinatorClient& client, const std::string& job, Format f
   if (explained.has_waiting()) {
     const Rows reason = ReasonRows(explained.waiting(), absl::Now());
     rows.insert(rows.end(), reason.begin(), reason.end());
+  } else if (IsFinal(explained.job().state())) {
+    const Rows end = EndRows(explained.job());
+    rows.insert(rows.end(), end.begin(), end.end());
   } else {
     rows.push_back({"waits:", StateText(explained.job())});
     if (explained.job().has_placement_cost()) {

@@ -832,6 +832,24 @@ TEST_F(App, Explain_SaysWhyWhatWouldChangeItAndWhen) {
   EXPECT_THAT(out_.str(), HasSubstr("it waits for nothing: attempt 0, step 10/10, ranks on w1"));
 }
 
+TEST_F(App, ExplainOfAnEndedJob_SaysHowItEndedAndWhereItRanLast) {
+  service_.job.clear_waiting();
+  service_.job.set_state(v1::JOB_STATE_FAILED);
+  service_.job.set_message("rank 1 exited with code 3");
+  service_.job.mutable_ended()->set_seconds(1'700'000'000);
+  service_.job.mutable_placement_cost()->set_total(12);
+  ASSERT_EQ(RunApp({"explain", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("failed\n"), HasSubstr("ended:"),
+                                HasSubstr("rank 1 exited with code 3\n"),
+                                HasSubstr("never: it ended before its first attempt"),
+                                ::testing::Not(HasSubstr("placement:"))));
+  service_.job.set_attempts(2);
+  for (const char* worker : {"w1", "w1", "w2"}) service_.job.add_ranks()->set_worker(worker);
+  ASSERT_EQ(RunApp({"explain", "gpt"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("attempt 2, to step 10/10, ranks on w1, w2\n"),
+                                ::testing::Not(HasSubstr("placement:"))));
+}
+
 TEST_F(App, CheckpointsStoredPerHost_NameTheHostsThatHaveTheParts) {
   service_.job.mutable_spec()->mutable_checkpoint()->set_storage(v1::CHECKPOINT_STORAGE_LOCAL);
   service_.job.set_epoch(2);
