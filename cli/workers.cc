@@ -255,7 +255,8 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
             : absl::StrCat(StandingText(reputation), "; ", FaultsText(reputation.faults()),
                            " as of ", LocalTime(reputation.as_of()))}});
   terminal.out << "\n";
-  std::vector<std::vector<std::string>> rows = {{"DEVICE", "MODEL", "NUMA", "FAULTS", "UNUSABLE"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"DEVICE", "MODEL", "NUMA", "PCIE SWITCH", "FAULTS", "UNUSABLE"}};
   for (const v1::Device& device : worker.devices()) {
     double faults = 0;
     for (const v1::DeviceFaults& one : reputation.devices()) {
@@ -263,6 +264,7 @@ absl::Status DescribeWorker(CoordinatorClient& client, const std::string& name, 
     }
     rows.push_back({device.name(), device.model().empty() ? "-" : device.model(),
                     device.numa_node() < 0 ? "-" : absl::StrCat(device.numa_node()),
+                    device.pcie_switch().empty() ? "-" : device.pcie_switch(),
                     absl::StrFormat("%.1f", faults),
                     device.unusable().empty() ? "-" : device.unusable()});
   }

@@ -199,6 +199,17 @@ std::map<std::string, int> LinkGroups(const v1::Worker& row) {
       }
     }
   }
+  std::map<std::string, std::vector<std::string>> below;  // devices by switch
+  for (const v1::Device& device : row.devices()) {
+    if (!device.pcie_switch().empty() && !groups.contains(device.name())) {
+      below[device.pcie_switch()].push_back(device.name());
+    }
+  }
+  for (const auto& [name, devices] : below) {
+    if (devices.size() == 1) continue;
+    ++next;
+    for (const std::string& device : devices) groups.emplace(device, next);
+  }
   for (const v1::Device& device : row.devices()) {
     groups.emplace(device.name(), -1 - std::max(0, device.numa_node()));
   }
@@ -226,6 +237,7 @@ WorkerView WorkerTable::ViewOf(const WorkerEntry& worker) const {
   for (const v1::Device& device : worker.row.devices()) {
     SlotView slot;
     slot.link_group = links.at(device.name());
+    slot.numa_node = std::max(0, device.numa_node());
     for (const v1::Reservation& reservation : worker.row.reservations()) {
       if (Covers(reservation, device.name())) slot.reserved = reservation.name();
     }

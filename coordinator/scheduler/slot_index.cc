@@ -686,6 +686,55 @@ std::vector<std::string> SlotIndex::Trial::Take(const WorkerView& on, const Slot
   return devices;
 }
 
+namespace {
+
+// The free slots of a worker that have one SlotView::link_group.
+struct LinkGroup {
+  int number;
+  int numa_node;
+  int free = 0;
+};
+using LinkGroups = absl::InlinedVector<LinkGroup, 8>;
+
+constexpr int kAnyNode = -1;
+
+// The group from which to take as many of `wanted` slots as it has: the fullest that has them all;
+// else one of the fullest node whose groups have, and `node` says so for the next call; else the
+// one with most. Requires: there are groups.
+LinkGroups::iterator NearestGroup(LinkGroups& groups, int wanted, int& node) {
+  const auto on_node = [&](int number) {
+    int free = 0;
+    for (const LinkGroup& one : groups) free += one.numa_node == number ? one.free : 0;
+    return free;
+  };
+  if (node != kAnyNode && on_node(node) == 0) node = kAnyNode;
+  auto best = groups.end();
+  for (auto at = groups.begin(); at != groups.end(); ++at) {
+    if (at->free < wanted || (node != kAnyNode && at->numa_node != node)) continue;
+    if (best == groups.end() || at->free < best->free ||
+        (at->free == best->free && on_node(at->numa_node) < on_node(best->numa_node))) {
+      best = at;
+    }
+  }
+  if (best != groups.end()) return best;
+  if (node == kAnyNode) {
+    int fewest = std::numeric_limits<int>::max();
+    for (const LinkGroup& one : groups) {
+      const int free = on_node(one.numa_node);
+      if (free < wanted || free >= fewest) continue;
+      fewest = free;
+      node = one.numa_node;
+    }
+  }
+  for (auto at = groups.begin(); at != groups.end(); ++at) {
+    if (node != kAnyNode && at->numa_node != node) continue;
+    if (best == groups.end() || at->free > best->free) best = at;
+  }
+  return best;
+}
+
+}  // namespace
+
 std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
                                                          const SlotsFor& slots, int count,
                                                          const JobId& job, int group) {
@@ -722,30 +771,31 @@ std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
         return;
       }
     }
-    // Free slots by group of linked devices, in order of groups: there are few.
-    absl::InlinedVector<std::pair<int, int>, 8> linked;
+    // There are few groups.
+    LinkGroups linked;
     for (const SlotView& slot : worker.slots) {
       if (!fits(slot)) continue;
-      auto group_of = std::lower_bound(linked.begin(), linked.end(), std::pair(slot.link_group, 0));
-      if (group_of == linked.end() || group_of->first != slot.link_group) {
-        group_of = linked.insert(group_of, {slot.link_group, 0});
+      auto group_of =
+          std::lower_bound(linked.begin(), linked.end(), slot.link_group,
+                           [](const LinkGroup& one, int number) { return one.number < number; });
+      if (group_of == linked.end() || group_of->number != slot.link_group) {
+        group_of = linked.insert(group_of, {slot.link_group, slot.numa_node});
       }
-      ++group_of->second;
+      ++group_of->free;
     }
+    int wanted = 0;  // of the `group` that is being taken
+    int node = kAnyNode;
     while (static_cast<int>(devices.size()) < count && !linked.empty()) {
-      const int wanted = std::min(group, count - static_cast<int>(devices.size()));
-      auto best = linked.end();
-      for (auto at = linked.begin(); at != linked.end(); ++at) {
-        const bool better =
-            best == linked.end() ||
-            (at->second >= wanted ? best->second < wanted || at->second < best->second
-                                  : best->second < wanted && at->second > best->second);
-        if (better) best = at;
+      if (wanted == 0) {
+        wanted = std::min(group, count - static_cast<int>(devices.size()));
+        node = kAnyNode;
       }
-      int left = std::min(wanted, best->second);
-      best->second -= left;
+      const auto best = NearestGroup(linked, wanted, node);
+      int left = std::min(wanted, best->free);
+      best->free -= left;
+      wanted -= left;
       const auto consider = [&](SlotView& slot) {
-        if (left == 0 || !fits(slot) || slot.link_group != best->first) return;
+        if (left == 0 || !fits(slot) || slot.link_group != best->number) return;
         take(slot);
         --left;
       };
@@ -755,7 +805,7 @@ std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
           if (slot.suspect == suspect) consider(slot);
         }
       }
-      if (best->second == 0) linked.erase(best);
+      if (best->free == 0) linked.erase(best);
     }
   });
   index_.Left(holder);

@@ -42,8 +42,9 @@ struct SlotView {
   bool usable = true;
   JobId held_by = {};  // the job that takes all of it; empty: none does
   // Devices of one worker with the same number are closer to each other than to the others: NVLink
-  // connects them or, without NVLink, they are on one NUMA node.
+  // connects them or, without NVLink, PCIe switches do, or else they are on one NUMA node.
   int link_group = 0;
+  int numa_node = 0;          // groups on one node are closer to each other than to the others
   std::string reserved = {};  // the reservation whose jobs alone get it; empty = all do
   bool suspect = false;       // DeviceFaults.suspect: others of its worker are taken first
   bool undivided = false;     // the daemon of its worker cannot share devices: no job gets a part
@@ -81,8 +82,9 @@ struct SlotView {
   }
   friend bool operator==(const SlotView& a, const SlotView& b) {
     return a.device == b.device && a.kind == b.kind && a.usable == b.usable &&
-           a.held_by == b.held_by && a.link_group == b.link_group && a.reserved == b.reserved &&
-           a.suspect == b.suspect && a.undivided == b.undivided && a.parts == b.parts;
+           a.held_by == b.held_by && a.link_group == b.link_group && a.numa_node == b.numa_node &&
+           a.reserved == b.reserved && a.suspect == b.suspect && a.undivided == b.undivided &&
+           a.parts == b.parts;
   }
 };
 struct WorkerView {
@@ -309,7 +311,8 @@ class SlotIndex {
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
     // Takes up to `count` of these slots on a worker, `group` at a time: each from the fullest
-    // group of linked devices that has as many, in device order. Of devices that are to be shared,
+    // group of linked devices that has as many, else from groups of the fullest NUMA node that has,
+    // in device order. Of devices that are to be shared,
     // those with the least room first.
     std::vector<const SlotView*> TakeSlots(const WorkerView& worker, const SlotsFor& slots,
                                            int count, const JobId& job, int group = 1);

@@ -303,7 +303,7 @@ absl::StatusOr<MachineTopology> ParseMachineTopology(const std::string& text,
       reader.Items(fields.at("devices"), "devices", kTopologyDevicesMax);
   for (size_t i = 0; i < items.size(); ++i) {
     const std::string path = At("devices", i);
-    const auto parts = reader.Fields(*items[i], path, {"name", "numa", "pci", "nvlinks"});
+    const auto parts = reader.Fields(*items[i], path, {"name", "numa", "pci", "switch", "nvlinks"});
     v1::Device device;
     if (parts.at("name") == nullptr && items[i]->kind == Node::Kind::kMap) {
       reader.Add(*items[i], path + ".name", "required");
@@ -314,6 +314,7 @@ absl::StatusOr<MachineTopology> ParseMachineTopology(const std::string& text,
     }
     device.set_numa_node(reader.Whole(parts.at("numa"), path + ".numa", 0, 1023).value_or(-1));
     device.set_pci_address(reader.Name(parts.at("pci"), path + ".pci"));
+    device.set_pcie_switch(reader.Name(parts.at("switch"), path + ".switch"));
     if (const Node* links = parts.at("nvlinks"); links != nullptr) {
       if (links->kind != Node::Kind::kMap) {
         reader.Add(*links, path + ".nvlinks", "expected a mapping of devices to numbers of links");
@@ -390,6 +391,12 @@ absl::Status ApplyTopology(const MachineTopology& topology, const std::string& f
         return differs("pci", said.pci_address(), device.pci_address());
       }
       device.set_pci_address(said.pci_address());
+    }
+    if (!said.pcie_switch().empty()) {
+      if (!device.pcie_switch().empty() && device.pcie_switch() != said.pcie_switch()) {
+        return differs("switch", said.pcie_switch(), device.pcie_switch());
+      }
+      device.set_pcie_switch(said.pcie_switch());
     }
     for (const auto& [peer, links] : said.nvlinks()) {
       const auto known = device.nvlinks().find(peer);

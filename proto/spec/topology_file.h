@@ -33,8 +33,9 @@ struct ClusterTopology {
 
 struct MachineTopology {
   std::map<std::string, std::string> labels;  // of the worker
-  std::vector<v1::Device> devices;  // with name, and those of numa_node, pci_address and nvlinks
-                                    // that the file gives; numa_node is -1 where it gives none
+  // With name, and those of numa_node, pci_address, pcie_switch and nvlinks that the file gives;
+  // numa_node is -1 where it gives none.
+  std::vector<v1::Device> devices;
 };
 
 // YAML or JSON. kInvalidArgument: every problem found, one per line, as "FILE:LINE:COLUMN:

@@ -197,6 +197,40 @@ TEST(Placement, DevicesOfAGroup_AreLinked) {
   EXPECT_EQ((*placed)[3].device(), "cuda:7");
 }
 
+// Two nodes with two groups of two devices each: what fits into a group goes into one, the smallest
+// that has room, on the node with the least left; what does not goes into the groups of one node.
+TEST(Placement, DevicesOfALargerGroup_AreOnOneNode) {
+  SlotIndex index;
+  WorkerView worker;
+  worker.id = WorkerId("w");
+  worker.ready = true;
+  for (int i = 0; i < 8; ++i) {
+    SlotView slot;
+    slot.device = absl::StrCat("cuda:", i);
+    slot.kind = v1::DEVICE_KIND_CUDA;
+    slot.link_group = i / 2;
+    slot.numa_node = i / 4;
+    worker.slots.push_back(slot);
+  }
+  worker.slots[1].held_by = JobId("other");
+  const auto devices = [&](int ranks) {
+    index.Put(worker);
+    WaitingJob job = Gang(ranks);
+    job.group = ranks;
+    job.device = v1::DEVICE_KIND_CUDA;
+    std::vector<std::string> names;
+    const auto placed = Place(index, job);
+    for (const v1::Placement& rank : *placed) names.push_back(rank.device());
+    return absl::StrJoin(names, " ");
+  };
+  EXPECT_EQ(devices(1), "cuda:0");
+  EXPECT_EQ(devices(2), "cuda:2 cuda:3");
+  EXPECT_EQ(devices(3), "cuda:2 cuda:3 cuda:0");
+  EXPECT_EQ(devices(4), "cuda:4 cuda:5 cuda:6 cuda:7");
+  worker.slots[4].held_by = JobId("other");
+  EXPECT_EQ(devices(4), "cuda:2 cuda:3 cuda:6 cuda:7");
+}
+
 TEST(Placement, ReservedDevices_AreForTheJobsOfTheReservation) {
   SlotIndex index;
   AddWorker(index, "w", 4);

@@ -85,7 +85,7 @@ TEST(MachineTopologyFile, FillsInWhatTheDriverDoesNotTell) {
   const auto parsed = ParseMachineTopology(R"(
 labels: {zone: a, rack: r7}
 devices:
-  - {name: "cuda:0", numa: 1, pci: "00000000:1b:00.0", nvlinks: {"cuda:1": 18}}
+  - {name: "cuda:0", numa: 1, pci: "00000000:1b:00.0", switch: a, nvlinks: {"cuda:1": 18}}
   - {name: "cuda:1", nvlinks: {"cuda:0": 18}}
 )",
                                            "m.yaml");
@@ -102,6 +102,8 @@ devices:
   EXPECT_EQ(devices[0].numa_node(), 1);
   EXPECT_EQ(devices[1].numa_node(), -1);
   EXPECT_EQ(devices[0].nvlinks().at("cuda:1"), 18);
+  EXPECT_EQ(devices[0].pcie_switch(), "a");
+  EXPECT_EQ(devices[1].pcie_switch(), "");
   // A driver that says the same is fine, one that differs is not.
   devices[0].set_uuid("GPU-1");
   ASSERT_OK(ApplyTopology(*parsed, "m.yaml", devices));
@@ -110,6 +112,10 @@ devices:
               AllOf(HasSubstr("m.yaml: devices[0].pci"), HasSubstr("00000000:1b:00.0"),
                     HasSubstr("the driver 00000000:43:00.0")));
   devices[0].clear_pci_address();
+  devices[0].set_pcie_switch("0000:17:01.0");
+  EXPECT_THAT(std::string(ApplyTopology(*parsed, "m.yaml", devices).message()),
+              HasSubstr("devices[0].switch: the file says a for cuda:0, the driver 0000:17:01.0"));
+  devices[0].set_pcie_switch("a");
   (*devices[0].mutable_nvlinks())["cuda:1"] = 4;
   EXPECT_THAT(std::string(ApplyTopology(*parsed, "m.yaml", devices).message()),
               HasSubstr("devices[0].nvlinks: the file says 18 to cuda:1 for cuda:0, the driver 4"));

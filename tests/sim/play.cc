@@ -608,7 +608,7 @@ Result World::Play() {
   }
   Heal();
   const absl::Time deadline = quiet + (options_.large() ? 10
-                                       : options_.day() ? 300
+                                       : options_.day() ? 450
                                                         : 1) *
                                           kFinishWithin;
   while (result_.violation.empty() && !Finished() && queue_.Step(deadline)) {

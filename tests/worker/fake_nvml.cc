@@ -121,6 +121,11 @@ int nvmlDeviceGetNvLinkState(NvmlDevice, unsigned int link, int* active) {
   *active = static_cast<int>(link) < Setting("links", 18) ? 1 : 0;
   return 0;
 }
+int nvmlDeviceGetTopologyCommonAncestor(NvmlDevice a, NvmlDevice b, int* level) {
+  const int below = Setting("below_switch", 1);
+  *level = Index(a) / below == Index(b) / below ? 10 : 40;  // one switch, or one NUMA node
+  return 0;
+}
 int nvmlDeviceGetNvLinkRemoteDeviceType(NvmlDevice, unsigned int, int* type) {
   *type = Setting("switches", 1) != 0 ? muster::worker::kNvmlRemoteIsSwitch : 0;
   return 0;

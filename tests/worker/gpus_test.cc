@@ -75,6 +75,32 @@ TEST_F(Gpus, FourBehindSwitches_AreDescribedWithAllLinksToEachOther) {
   for (const char* peer : {"cuda:0", "cuda:2", "cuda:3"}) EXPECT_EQ(second.nvlinks().at(peer), 18);
 }
 
+TEST_F(Gpus, PcieSwitches_AreThoseOfTheKernelOrOfTheDriver) {
+  // As /sys/bus/pci/devices links to the bridges above a device; the last is below no switch.
+  const auto link = [&](const std::string& address, const std::string& bridges) {
+    const std::string path = absl::StrCat(options_.sysfs, "/devices/pci0000:17/", bridges, address);
+    std::filesystem::create_directories(path);
+    std::filesystem::create_directories(options_.sysfs + "/bus/pci/devices");
+    std::filesystem::create_directory_symlink(
+        path, absl::StrCat(options_.sysfs, "/bus/pci/devices/", address));
+  };
+  link("0000:1a:00.0", "0000:17:01.0/0000:18:00.0/0000:19:00.0/");
+  link("0000:1b:00.0", "0000:17:01.0/0000:18:00.0/0000:19:01.0/");
+  link("0000:1c:00.0", "0000:17:02.0/");
+  const GpuReport report = Discover("gpus=3");
+  ASSERT_EQ(report.devices.size(), 3u);
+  EXPECT_EQ(report.devices[0].pcie_switch(), "0000:17:01.0");
+  EXPECT_EQ(report.devices[1].pcie_switch(), "0000:17:01.0");
+  EXPECT_EQ(report.devices[2].pcie_switch(), "");
+  options_.sysfs += "/absent";
+  const GpuReport by_driver = Discover("gpus=4 below_switch=2");
+  ASSERT_EQ(by_driver.devices.size(), 4u);
+  EXPECT_EQ(by_driver.devices[0].pcie_switch(), "00000000:1a:00.0");
+  EXPECT_EQ(by_driver.devices[1].pcie_switch(), "00000000:1a:00.0");
+  EXPECT_EQ(by_driver.devices[2].pcie_switch(), "00000000:1c:00.0");
+  EXPECT_EQ(by_driver.devices[3].pcie_switch(), "00000000:1c:00.0");
+}
+
 TEST_F(Gpus, UsedMemory_IsToldByTheNameOfTheDevice) {
   const GpuReport report = Discover("gpus=2 used=700");
   const std::unique_ptr<GpuMemory> memory = GpuMemory::Open(options_.library, report.devices);

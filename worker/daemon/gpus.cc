@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -38,13 +40,36 @@ bool Runs(const std::string& architectures, int major, int minor) {
   return false;
 }
 
-int NumaNode(const std::string& sysfs, const std::string& bus_id) {
+// The device's folder in sysfs.
+std::string PciFolder(const std::string& sysfs, const std::string& bus_id) {
   // NVML's domain has eight digits, the kernel's four.
   std::string address = absl::AsciiStrToLower(bus_id);
   if (address.size() > 12) address = address.substr(address.size() - 12);
-  std::ifstream file(absl::StrCat(sysfs, "/bus/pci/devices/", address, "/numa_node"));
+  return absl::StrCat(sysfs, "/bus/pci/devices/", address);
+}
+
+int NumaNode(const std::string& sysfs, const std::string& bus_id) {
+  std::ifstream file(PciFolder(sysfs, bus_id) + "/numa_node");
   int node = -1;
   return file >> node ? node : -1;
+}
+
+// The root port above the device, when there is a switch between them; else empty. The folder is a
+// link to a path of bridges: devices/pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:00.0/0000:1a:00.0
+// is a device behind the two ends of a switch (18, 19) below the root port 17:01.0.
+std::string RootPort(const std::string& sysfs, const std::string& bus_id) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::canonical(PciFolder(sysfs, bus_id), error);
+  if (error) return "";
+  std::vector<std::string> bridges;
+  bool below_root = false;
+  for (const std::filesystem::path& part : folder) {
+    if (below_root) bridges.push_back(part.string());
+    if (absl::StartsWith(part.string(), "pci") && absl::StrContains(part.string(), ':')) {
+      below_root = true;
+    }
+  }
+  return bridges.size() >= 4 ? bridges.front() : "";
 }
 
 // Why ranks cannot use the device; empty when they can.
@@ -114,6 +139,7 @@ bool Describe(const Nvml& nvml, const GpuOptions& options, int driver_cuda, Gpu&
   device.set_memory_bytes(static_cast<int64_t>(memory.total));
   device.set_pci_address(absl::AsciiStrToLower(pci.bus_id));
   device.set_numa_node(NumaNode(options.sysfs, pci.bus_id));
+  device.set_pcie_switch(RootPort(options.sysfs, pci.bus_id));
   char model[96] = {};
   if (nvml.DeviceGetName(gpu.handle, model, sizeof(model)) == kNvmlSuccess) {
     device.set_model(model);
@@ -145,6 +171,27 @@ std::vector<Gpu> Visible(const std::vector<Gpu>& gpus, const std::optional<std::
     chosen.push_back(*it);
   }
   return chosen;
+}
+
+// Where sysfs tells no root ports, as in some containers, NVML tells which devices switches
+// connect: these are named by the address of the first of them.
+void NameSwitches(const Nvml& nvml, std::vector<Gpu>& gpus) {
+  if (nvml.DeviceGetTopologyCommonAncestor == nullptr) return;
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    for (size_t j = i + 1; j < gpus.size(); ++j) {
+      if (!gpus[j].device.pcie_switch().empty()) continue;
+      int ancestor = 0;
+      if (nvml.DeviceGetTopologyCommonAncestor(gpus[i].handle, gpus[j].handle, &ancestor) !=
+              kNvmlSuccess ||
+          ancestor > kNvmlTopologyMultiple) {
+        continue;
+      }
+      if (gpus[i].device.pcie_switch().empty()) {
+        gpus[i].device.set_pcie_switch(gpus[i].device.pci_address());
+      }
+      gpus[j].device.set_pcie_switch(gpus[i].device.pcie_switch());
+    }
+  }
 }
 
 // NVLinks of `a` that lead to `b`: directly, or by way of switches, which connect every link of one
@@ -198,6 +245,7 @@ void Discover(const Nvml& nvml, const GpuOptions& options, GpuReport& report) {
     }
     if (Describe(nvml, options, driver_cuda, gpu, report)) gpus.push_back(std::move(gpu));
   }
+  NameSwitches(nvml, gpus);
   gpus = Visible(gpus, options.visible);
   for (size_t i = 0; i < gpus.size(); ++i) gpus[i].device.set_name(absl::StrCat("cuda:", i));
   for (size_t i = 0; i < gpus.size(); ++i) {

@@ -31,6 +31,7 @@ absl::StatusOr<Nvml> Nvml::Load(const std::string& library) {
   (void)loaded.Resolve("nvmlDeviceGetRemappedRows", nvml.DeviceGetRemappedRows);
   (void)loaded.Resolve("nvmlDeviceGetNvLinkState", nvml.DeviceGetNvLinkState);
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemoteDeviceType", nvml.DeviceGetNvLinkRemoteDeviceType);
+  (void)loaded.Resolve("nvmlDeviceGetTopologyCommonAncestor", nvml.DeviceGetTopologyCommonAncestor);
   (void)loaded.Resolve("nvmlDeviceGetNvLinkRemotePciInfo_v2", nvml.DeviceGetNvLinkRemotePciInfo);
   (void)loaded.Resolve("nvmlDeviceGetP2PStatus", nvml.DeviceGetP2PStatus);
   (void)loaded.Resolve("nvmlDeviceGetPowerUsage", nvml.DeviceGetPowerUsage);

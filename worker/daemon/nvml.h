@@ -37,6 +37,8 @@ struct NvmlEvent {
 using NvmlEventSet = struct NvmlEventSetHandle*;
 
 inline constexpr int kNvmlSuccess = 0;
+// nvmlGpuTopologyLevel_t: the devices are behind several PCIe switches, and below one host bridge.
+inline constexpr int kNvmlTopologyMultiple = 20;
 inline constexpr int kNvmlErrorTimeout = 10;
 inline constexpr int kNvmlErrorGpuIsLost = 15;
 inline constexpr int kNvmlUncorrectedEcc = 1;
@@ -74,6 +76,7 @@ struct Nvml {
                                unsigned int* pending, unsigned int* failed) = nullptr;
   int (*DeviceGetNvLinkState)(NvmlDevice, unsigned int, int*) = nullptr;
   int (*DeviceGetNvLinkRemoteDeviceType)(NvmlDevice, unsigned int, int*) = nullptr;
+  int (*DeviceGetTopologyCommonAncestor)(NvmlDevice, NvmlDevice, int*) = nullptr;
   int (*DeviceGetNvLinkRemotePciInfo)(NvmlDevice, unsigned int, NvmlPciInfo*) = nullptr;
   int (*DeviceGetP2PStatus)(NvmlDevice, NvmlDevice, int, int*) = nullptr;
   int (*DeviceGetPowerUsage)(NvmlDevice, unsigned int* milliwatts) = nullptr;
