@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -31,7 +32,6 @@ constexpr KeyColumn kKeys[] = {{"job", "JOB", v1::USAGE_KEY_JOB},
 std::string ValueOf(const KeyColumn& column, const v1::UsageTotal& total) {
   switch (column.key) {
     case v1::USAGE_KEY_JOB:
-      // Two jobs of one name are told apart by their ids.
       return total.job_id();
     case v1::USAGE_KEY_QUEUE:
       return total.queue();
@@ -40,6 +40,22 @@ std::string ValueOf(const KeyColumn& column, const v1::UsageTotal& total) {
     default:
       return total.cause() == v1::CAUSE_UNSPECIFIED ? "" : spec::EnumName(total.cause());
   }
+}
+
+// What a line calls a job, by its id: its name, and the id too where another job of the rows has
+// the same name.
+std::map<std::string, std::string> JobTexts(const v1::GetUsageResponse& response) {
+  std::map<std::string, std::set<std::string>> ids;
+  for (const v1::UsageTotal& row : response.rows()) ids[row.job_name()].insert(row.job_id());
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, of_name] : ids) {
+    for (const std::string& id : of_name) {
+      texts[id] = name.empty()          ? id
+                  : of_name.size() == 1 ? name
+                                        : absl::StrCat(name, " (", id, ")");
+    }
+  }
+  return texts;
 }
 
 bool Unused(v1::UsageClass usage_class) {
@@ -84,6 +100,12 @@ std::string UsageTable(const v1::GetUsageResponse& response,
   std::vector<std::pair<std::vector<std::string>, Line>> sorted(lines.begin(), lines.end());
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const auto& a, const auto& b) { return a.second.all > b.second.all; });
+  const std::map<std::string, std::string> jobs = JobTexts(response);
+  for (auto& [keys, line] : sorted) {
+    for (size_t i = 0; i < columns.size(); ++i) {
+      if (columns[i]->key == v1::USAGE_KEY_JOB) keys[i] = jobs.at(keys[i]);
+    }
+  }
   if (sorted.size() > 1 || columns.empty()) {
     std::vector<std::string> keys(columns.size());
     if (!keys.empty()) keys[0] = "all";

@@ -492,6 +492,30 @@ TEST_F(App, Usage_HasALineForEachKeyAndAColumnForEachClass) {
   EXPECT_EQ(RunApp({"usage", "--by", "colour"}), 2);
 }
 
+TEST_F(App, UsageByJob_NamesJobsAndTellsThoseOfOneNameApart) {
+  const auto add = [this](const std::string& id, const std::string& name, double hours) {
+    v1::UsageTotal& row = *service_.usage.add_rows();
+    row.set_job_id(id);
+    row.set_job_name(name);
+    row.set_usage_class(v1::USAGE_CLASS_PRODUCTIVE);
+    row.set_device_seconds(3600 * hours);
+  };
+  add("gpt-abcde", "gpt", 4);
+  add("bert-fghij", "bert", 3);
+  add("gpt-klmno", "gpt", 2);
+  add("", "", 1);
+  ASSERT_EQ(RunApp({"usage", "--by", "job"}), 0) << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("JOB              DEVICE-HOURS  GOODPUT  PRODUCTIVE\n"
+                                    "gpt (gpt-abcde)  4.00          100.0 %  4.00\n"
+                                    "bert             3.00          100.0 %  3.00\n"
+                                    "gpt (gpt-klmno)  2.00          100.0 %  2.00\n"
+                                    "-                1.00          100.0 %  1.00\n"));
+  ASSERT_EQ(RunApp({"usage", "--by", "job", "-o", "json"}), 0) << err_.str();
+  const Json row = Json::parse(out_.str())["rows"][1];
+  EXPECT_EQ(row["jobId"], "bert-fghij");
+  EXPECT_EQ(row["jobName"], "bert");
+}
+
 TEST_F(App, DiffRankMap_ShowsTheRanksThatMoved) {
   service_.rank_maps.set_job_id("gpt-abcde");
   for (const uint64_t epoch : {3, 7, 8}) {
