@@ -783,11 +783,12 @@ std::vector<const SlotView*> SlotIndex::Trial::TakeSlots(const WorkerView& on,
       }
       ++group_of->free;
     }
-    int wanted = 0;  // of the `group` that is being taken
+    const int unit = group > 1 ? group : count;  // ranks without groups talk to each other as well
+    int wanted = 0;                              // of the unit that is being taken
     int node = kAnyNode;
     while (static_cast<int>(devices.size()) < count && !linked.empty()) {
       if (wanted == 0) {
-        wanted = std::min(group, count - static_cast<int>(devices.size()));
+        wanted = std::min(unit, count - static_cast<int>(devices.size()));
         node = kAnyNode;
       }
       const auto best = NearestGroup(linked, wanted, node);

@@ -213,10 +213,10 @@ TEST(Placement, DevicesOfALargerGroup_AreOnOneNode) {
     worker.slots.push_back(slot);
   }
   worker.slots[1].held_by = JobId("other");
-  const auto devices = [&](int ranks) {
+  const auto devices = [&](int ranks, int group = 0) {
     index.Put(worker);
     WaitingJob job = Gang(ranks);
-    job.group = ranks;
+    job.group = group == 0 ? ranks : group;
     job.device = v1::DEVICE_KIND_CUDA;
     std::vector<std::string> names;
     const auto placed = Place(index, job);
@@ -225,6 +225,8 @@ TEST(Placement, DevicesOfALargerGroup_AreOnOneNode) {
   };
   EXPECT_EQ(devices(1), "cuda:0");
   EXPECT_EQ(devices(2), "cuda:2 cuda:3");
+  EXPECT_EQ(devices(2, 1), "cuda:2 cuda:3");  // without tensor groups too
+  EXPECT_EQ(devices(6, 2), "cuda:2 cuda:3 cuda:4 cuda:5 cuda:6 cuda:7");
   EXPECT_EQ(devices(3), "cuda:2 cuda:3 cuda:0");
   EXPECT_EQ(devices(4), "cuda:4 cuda:5 cuda:6 cuda:7");
   worker.slots[4].held_by = JobId("other");

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/mutex.h"
+#include "tests/support/temporary_directory.h"
 #include "worker/daemon/gpu_memory.h"
 #include "worker/daemon/gpu_sampler.h"
 #include "worker/daemon/gpu_watch.h"
@@ -34,7 +35,7 @@ class Gpus : public ::testing::Test {
  protected:
   Gpus() {
     options_.library = FAKE_NVML_LIBRARY;
-    options_.sysfs = ::testing::TempDir();
+    options_.sysfs = directory_ / "sys";
     options_.cuda_major = 13;
     options_.architectures = "80-real,90a-real";
   }
@@ -50,6 +51,7 @@ class Gpus : public ::testing::Test {
     return uuids;
   }
 
+  muster::testing::TemporaryDirectory directory_;
   GpuOptions options_;
 };
 
@@ -173,7 +175,7 @@ TEST_F(Gpus, GpuOffTheBus_IsLeftOutAndNamed) {
   const GpuReport report = Discover("gpus=3 lost=1");
   EXPECT_THAT(Uuids(report), ElementsAre("GPU-00000000-aaaa", "GPU-20000000-aaaa"));
   EXPECT_THAT(report.warnings,
-              ElementsAre(testing::AllOf(HasSubstr("GPU-10000000-aaaa"), HasSubstr("reboot"))));
+              ElementsAre(::testing::AllOf(HasSubstr("GPU-10000000-aaaa"), HasSubstr("reboot"))));
 }
 
 TEST_F(Gpus, DamagedMemory_IsNamed) {
