@@ -362,9 +362,13 @@ void Shell::Sample(absl::Duration due) {
   const absl::Duration now = parts_.clock.Monotonic();
   parts_.metrics.LoopDelay(std::max(absl::ZeroDuration(), now - due));
   if (parts_.probes != nullptr) parts_.probes->Turned();
-  std::vector<v1::Worker> workers = core_->ListWorkers();
-  parts_.metrics.Workers(workers);
-  published_->SetWorkers(std::move(workers));
+  if (now >= workers_due_) {
+    std::vector<v1::Worker> workers = core_->ListWorkers();
+    workers_due_ = now + kWorkerSampleInterval * std::max(1.0, static_cast<double>(workers.size()) /
+                                                                   kWorkersSampledPerInterval);
+    parts_.metrics.Workers(workers);
+    published_->SetWorkers(std::move(workers));
+  }
   const absl::Duration next = now + kWorkerSampleInterval;
   loop_->PostAfter(kWorkerSampleInterval, [this, next] { Sample(next); });
 }

@@ -154,7 +154,7 @@ class Shell {
   void Enqueue(PendingOutput pending);
   void ArmTimer(absl::Time at);
   void OnTimer(uint64_t generation);
-  // Once a second, this one due at `due` of the monotonic clock.
+  // Once in kWorkerSampleInterval, this one due at `due` of the monotonic clock.
   void Sample(absl::Duration due);
 
   // ---- on the writer thread
@@ -182,6 +182,8 @@ class Shell {
   std::unique_ptr<Core> core_;
   absl::Time timer_wanted_ = absl::InfiniteFuture();
   absl::Time timer_armed_ = absl::InfiniteFuture();
+  absl::Duration workers_due_ =
+      -absl::InfiniteDuration();  // of the monotonic clock: when Sample() looks at the workers next
   uint64_t timer_generation_ = 0;
 
   absl::AnyInvocable<void(const absl::Status&)> on_failure_;  // used on the writer thread only

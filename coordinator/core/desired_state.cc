@@ -145,12 +145,6 @@ v1::DesiredAttempt DesiredState::DesiredOf(const WorkerEntry& worker, const JobE
   }
   const std::vector<int32_t>& ranks = job.gang.On(worker.row.name());
   const bool gpus = job.spec().resources().device() == v1::DEVICE_KIND_CUDA;
-  int32_t group_rank = 0;
-  if (job.runs_command() && !ranks.empty()) {
-    for (const auto& [other, there] : job.gang.by_worker()) {
-      group_rank += there.front() < ranks.front() ? 1 : 0;
-    }
-  }
   int32_t local_rank = 0;
   for (const int32_t number : ranks) {
     const v1::Placement& placement = job.attempt.placements(number);
@@ -167,7 +161,7 @@ v1::DesiredAttempt DesiredState::DesiredOf(const WorkerEntry& worker, const JobE
     rank.set_address(placement.address());
     rank.set_threads(job.spec().resources().threads_per_rank());
     if (job.runs_command()) {
-      rank.set_group_rank(group_rank);
+      rank.set_group_rank(job.gang.group_rank(number));
       rank.set_group_world_size(static_cast<int32_t>(job.gang.by_worker().size()));
       rank.set_attempt(job.state.attempts());
       for (size_t i = 0; gpus && i < ranks.size(); ++i) {

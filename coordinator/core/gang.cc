@@ -47,7 +47,10 @@ Gang::Gang(const v1::AttemptRow& attempt, absl::Time now)
     rank.set_address(placement.address());
     if (rank.state() == v1::RANK_STATE_UNSPECIFIED) rank.set_state(v1::RANK_STATE_ASSIGNED);
     Count(rank.state(), 1);
-    by_worker_[placement.worker()].push_back(placement.rank());
+    std::vector<int32_t>& there = by_worker_[placement.worker()];
+    group_ranks_.push_back(there.empty() ? static_cast<int32_t>(by_worker_.size()) - 1
+                                         : group_ranks_[static_cast<size_t>(there.front())]);
+    there.push_back(placement.rank());
   }
 }
 

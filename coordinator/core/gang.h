@@ -44,6 +44,8 @@ class Gang {
   // The ranks on this worker, ascending; none where the attempt has no rank there.
   const std::vector<int32_t>& On(const std::string& worker) const;
   const std::map<std::string, std::vector<int32_t>>& by_worker() const { return by_worker_; }
+  // The place of this rank's worker among the gang's, in the order of their first ranks.
+  int32_t group_rank(int rank) const { return group_ranks_[static_cast<size_t>(rank)]; }
   bool AllAtLeast(v1::RankState least) const;
 
   void SetState(int rank, v1::RankState state);
@@ -85,6 +87,7 @@ class Gang {
 
   std::vector<v1::RankStatus> ranks_;
   std::map<std::string, std::vector<int32_t>> by_worker_;
+  std::vector<int32_t> group_ranks_;  // by rank
   std::array<int, v1::RankState_ARRAYSIZE> by_state_ = {};
   std::map<int32_t, v1::RankExit> exits_;
   std::set<int32_t> failed_;
