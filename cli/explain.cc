@@ -239,7 +239,10 @@ Rows EndRows(const v1::Job& job) {
     rows.push_back({"last ran:", "never: it ended before its first attempt"});
     return rows;
   }
-  std::string last = absl::StrCat("attempt ", job.attempts(), ", to step ", StepText(job));
+  std::string last = absl::StrCat("attempt ", job.attempts());
+  if (const std::string step = StepText(job); step != "-") {  // a command may tell none
+    absl::StrAppend(&last, ", to step ", step);
+  }
   if (job.ranks_size() > 0) absl::StrAppend(&last, ", ranks on ", WorkersText(job));
   rows.push_back({"last ran:", std::move(last)});
   return rows;
