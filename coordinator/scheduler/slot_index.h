@@ -310,10 +310,9 @@ class SlotIndex {
     Trial(const Trial&) = delete;
     Trial& operator=(const Trial&) = delete;
     const SlotIndex& index() const { return index_; }
-    // Takes up to `count` of these slots on a worker, `group` at a time: each from the fullest
-    // group of linked devices that has as many, else from groups of the fullest NUMA node that has,
-    // in device order. Of devices that are to be shared,
-    // those with the least room first.
+    // Takes up to `count` of these slots on a worker, `group` at a time (1: all): each from the
+    // fullest group of linked devices that has as many, else from groups of the fullest NUMA node
+    // that has, in device order. Of devices that are to be shared, those with the least room first.
     std::vector<const SlotView*> TakeSlots(const WorkerView& worker, const SlotsFor& slots,
                                            int count, const JobId& job, int group = 1);
     // The same. Returns the devices.

@@ -343,5 +343,22 @@ TEST_F(CoreTest, HeartbeatThatChangesNothing_WritesNothing) {
   EXPECT_TRUE(output.batch.empty());
 }
 
+// Of five devices, one is below no PCIe switch, and every other one of the rest below each of two.
+TEST_F(CoreTest, RanksOfAJob_AreBelowOnePcieSwitch) {
+  SessionOpened hello = HelloOf("w", 5);
+  for (int slot = 0; slot < 5; ++slot) {
+    hello.hello.mutable_devices(slot)->set_pcie_switch(slot == 0 ? "" : slot % 2 == 0 ? "a" : "b");
+  }
+  Handle(hello);
+  v1::JobSpec first = Spec(1);
+  first.set_name("first");
+  Handle(SubmitEvent{CallId(1), first, "first"});
+  EXPECT_EQ(core_->GetJob("first")->ranks(0).device(), "cpu:0");
+  Submit();
+  ASSERT_EQ(Job().ranks_size(), 2);
+  EXPECT_EQ(Job().ranks(0).device(), "cpu:2");
+  EXPECT_EQ(Job().ranks(1).device(), "cpu:4");
+}
+
 }  // namespace
 }  // namespace muster::coordinator

@@ -174,8 +174,8 @@ TEST(Placement, TensorGroupLargerThanEveryWorker_StaysInOneNvlinkDomain) {
             v1::TOPOLOGY_LEVEL_NVLINK_DOMAIN);
 }
 
-TEST(Placement, DevicesOfAGroup_AreLinked) {
-  SlotIndex index;
+// Eight GPUs, so many in each group of linked ones and on each node, the second of them taken.
+WorkerView LinkedWorker(int in_group, int on_node) {
   WorkerView worker;
   worker.id = WorkerId("w");
   worker.ready = true;
@@ -183,11 +183,17 @@ TEST(Placement, DevicesOfAGroup_AreLinked) {
     SlotView slot;
     slot.device = absl::StrCat("cuda:", i);
     slot.kind = v1::DEVICE_KIND_CUDA;
-    slot.link_group = i / 4;
-    if (i == 1) slot.held_by = JobId("other");
+    slot.link_group = i / in_group;
+    slot.numa_node = i / on_node;
     worker.slots.push_back(slot);
   }
-  index.Put(worker);
+  worker.slots[1].held_by = JobId("other");
+  return worker;
+}
+
+TEST(Placement, DevicesOfAGroup_AreLinked) {
+  SlotIndex index;
+  index.Put(LinkedWorker(4, 8));
   WaitingJob job = Gang(4);
   job.group = 4;
   job.device = v1::DEVICE_KIND_CUDA;
@@ -201,18 +207,7 @@ TEST(Placement, DevicesOfAGroup_AreLinked) {
 // that has room, on the node with the least left; what does not goes into the groups of one node.
 TEST(Placement, DevicesOfALargerGroup_AreOnOneNode) {
   SlotIndex index;
-  WorkerView worker;
-  worker.id = WorkerId("w");
-  worker.ready = true;
-  for (int i = 0; i < 8; ++i) {
-    SlotView slot;
-    slot.device = absl::StrCat("cuda:", i);
-    slot.kind = v1::DEVICE_KIND_CUDA;
-    slot.link_group = i / 2;
-    slot.numa_node = i / 4;
-    worker.slots.push_back(slot);
-  }
-  worker.slots[1].held_by = JobId("other");
+  WorkerView worker = LinkedWorker(2, 4);
   const auto devices = [&](int ranks, int group = 0) {
     index.Put(worker);
     WaitingJob job = Gang(ranks);

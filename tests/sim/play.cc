@@ -607,6 +607,7 @@ Result World::Play() {
     CheckAll();
   }
   Heal();
+  // What is left of a day's jobs may be more than 20 hours of training on a few devices.
   const absl::Time deadline = quiet + (options_.large() ? 10
                                        : options_.day() ? 450
                                                         : 1) *
