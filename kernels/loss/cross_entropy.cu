@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/cluster_launch.cuh"
 #include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/pack.cuh"
 #include "kernels/device/device_cuda.h"
 #include "kernels/loss/cross_entropy.h"
@@ -150,6 +151,7 @@ __global__ void __launch_bounds__(kThreads) CachedRowKernel(const Data<T> d) {
 
 // ---- rows over the blocks of a cluster ----
 
+#if __CUDA_ARCH__ >= 900
 // Nothing may be written into the memory of a cluster's blocks before all of them have started. A
 // block arrives, goes on with work of its own, and waits for the others later.
 __device__ void ClusterStarted() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
@@ -165,6 +167,7 @@ __device__ void StoreAt(float2* place, int rank, float2 value) {
       "r"(rank), "f"(value.x), "f"(value.y)
       : "memory");
 }
+#endif
 
 // A row is split over `shards` blocks, each of which holds shard_packs packs of it in shared
 // memory. Blocks exchange their maximum and sum.
@@ -336,8 +339,8 @@ __global__ void __launch_bounds__(kThreads) AnyRowKernel(const Data<T> d) {
   }
 }
 
-// Launches over clusters. False where the device has none, or where even eighths of a row are too
-// large for two blocks on a multiprocessor; then nothing was launched.
+// Launches over clusters. False where the code that the device runs has none, or where even eighths
+// of a row are too large for two blocks on a multiprocessor; then nothing was launched.
 template <typename T>
 bool LaunchOverClusters(CudaStream& stream, const Data<T>& d, unsigned rows) {
   const CudaDevice& device = stream.cuda_device();
@@ -348,8 +351,8 @@ bool LaunchOverClusters(CudaStream& stream, const Data<T>& d, unsigned rows) {
   };
   int shards = 2;
   while (shards < kShardsMax && !fits(shards, kBlocksPerProcessor)) shards *= 2;
-  if (device.compute_major() < 9 || !fits(shards, 2)) return false;
   auto* const kernel = &ClusterRowKernel<T>;
+  if (!IsBuiltForHopper(kernel) || !fits(shards, 2)) return false;
   stream.Check(LaunchClusters(stream, kernel, rows, shards, kThreads, bytes(shards), d, shards,
                               bytes(shards) / 16),
                "CrossEntropy over clusters");
