@@ -46,7 +46,7 @@ void ForAllShapes(const std::function<void(const PipelineShape&)>& body) {
   }
 }
 
-// All of them, or under a sanitizer one of seven: the code is the same for all, and takes minutes.
+// All of them, or under a sanitizer, where all take more than a minute, every seventh.
 constexpr int kOneOf = muster::testing::kSanitized ? 7 : 1;
 void ForShapes(const std::function<void(const PipelineShape&)>& body) {
   int next = 0;
