@@ -1,6 +1,8 @@
 #include "parallel/context/state_passing.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -39,6 +41,26 @@ void ForReached(int64_t reach, int64_t length,
 }
 
 }  // namespace
+
+Tensor OfHeads(const Tensor& of, int axis, int64_t first, int64_t count) {
+  CHECK(of.contiguous() && first >= 0 && first + count <= of.dim(axis)) << of.ToString();
+  std::array<int64_t, Tensor::kRankMax> shape{};
+  int64_t of_head = 1;  // numbers
+  for (int i = 0; i < of.rank(); ++i) {
+    shape[i] = i == axis ? count : of.dim(i);
+    if (i != axis) of_head *= of.dim(i);
+  }
+  char* const data = static_cast<char*>(of.data()) + first * of_head * SizeOf(of.dtype());
+  switch (of.rank()) {
+    case 2:
+      return Tensor(data, of.dtype(), {shape[0], shape[1]});
+    case 3:
+      return Tensor(data, of.dtype(), {shape[0], shape[1], shape[2]});
+    default:
+      CHECK_EQ(of.rank(), 4);
+      return Tensor(data, of.dtype(), {shape[0], shape[1], shape[2], shape[3]});
+  }
+}
 
 int64_t ForwardBytes(const ScanShape& shape) {
   const int64_t left = shape.heads * (shape.width * shape.state + 1) * SizeOf(DType::kF32);
@@ -155,17 +177,25 @@ void StatePassing::PassStates(const Call& call, bool reverse, const Saved& saved
       call, arrived, [&](kernels::Stream& stream) { call.group.AllGather(stream, saved.left); });
   if (beside) call.beside_first();
   context::AwaitExchange(call, arrived, Collective::kAllGather);
-  const int64_t part = LeftElements(), size = shape_.width * shape_.state;
-  kernels::SsdPassArgs args;
-  args.states =
-      Tensor(saved.left.data(), DType::kF32, {shape_.ranks, shape_.segments(), shape_.heads, size},
-             {part, shape_.heads * size, size, 1});
-  args.decays = Tensor(saved.left.f32() + saved.ends.elements(), DType::kF32,
-                       {shape_.ranks, shape_.segments(), shape_.heads}, {part, shape_.heads, 1});
-  args.rank = call.group.rank();
-  args.reverse = reverse;
-  args.own = saved.ends;
-  kernels::SsdPassStates(call.stream, args);
+  const int64_t of_rank = LeftElements(), size = shape_.width * shape_.state;
+  const int64_t segments = shape_.segments();
+  float* const states = saved.left.f32();
+  float* const decays = states + saved.ends.elements();
+  std::vector<int64_t> parts = shape_.parts;
+  if (parts.empty()) parts = {shape_.heads};
+  int64_t first = 0;
+  for (const int64_t heads : parts) {
+    kernels::SsdPassArgs args;
+    args.states = Tensor(states + segments * first * size, DType::kF32,
+                         {shape_.ranks, segments, heads, size}, {of_rank, heads * size, size, 1});
+    args.decays = Tensor(decays + segments * first, DType::kF32, {shape_.ranks, segments, heads},
+                         {of_rank, heads, 1});
+    args.rank = call.group.rank();
+    args.reverse = reverse;
+    args.own = OfHeads(saved.ends, 1, first, heads);
+    kernels::SsdPassStates(call.stream, args);
+    first += heads;
+  }
 }
 
 }  // namespace muster::parallel

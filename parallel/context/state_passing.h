@@ -29,6 +29,10 @@
 
 namespace muster::parallel {
 
+// Numbers of heads that several calls of a scan share out lie in memory part behind part, each
+// dense: of `of`, with all heads in dimension `axis`, the tensor of `count` of them.
+kernels::Tensor OfHeads(const kernels::Tensor& of, int axis, int64_t first, int64_t count);
+
 struct ScanShape {
   int ranks = 1;         // c
   int64_t batch = 0;     // B, sequences
@@ -38,6 +42,7 @@ struct ScanShape {
   int64_t taps = 0;      // K, of the convolution
   int64_t channels = 0;  // W, of the convolution
   kernels::DType activation = kernels::DType::kF32;
+  std::vector<int64_t> parts = {};  // heads of each call of the scan (OfHeads); empty: of one
 
   int64_t segments() const { return 2 * batch; }  // of a rank
 };
@@ -59,7 +64,7 @@ class StatePassing {
     kernels::Tensor tails;    // [c,2B,K-1,W] act
     kernels::Tensor d_halos;  // [c,2B,K-1,W] fp32
     kernels::Tensor left;     // [c, 2B H (P N + 1)] fp32: states, then decays
-    kernels::Tensor ends;     // [2B,H,P,N] fp32
+    kernels::Tensor ends;     // [2B,H,P,N] fp32, OfHeads
   };
   // Some channels of the segments' positions, [2B,S/2c,n]: `first` is the first of them.
   struct Channels {
@@ -82,7 +87,7 @@ class StatePassing {
   kernels::Tensor OwnHaloGradient(const Call& call, const Saved& saved) const;
 
   // Where SsdForwardStates writes final_state and SsdBackwardStates d_initial_state, [2B,H,P,N],
-  // and both write decay, [2B,H].
+  // and both write decay, [2B,H]; of several calls OfHeads.
   kernels::Tensor OwnStates(const Call& call, const Saved& saved) const;
   kernels::Tensor OwnDecays(const Call& call, const Saved& saved) const;
   // From these to the states in front of segments or, in `reverse`, the gradients behind them,

@@ -282,7 +282,7 @@ LayerSize SizeOfLayer(const LanguageModelConfig& config) {
 }
 
 SplitUnit SplitOfLayer(const LanguageModelConfig& config) {
-  return {SplitKind::kHeads, config.heads, config.kv_heads};
+  return {.kind = SplitKind::kHeads, .size = config.heads, .groups = config.kv_heads};
 }
 
 std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
@@ -300,7 +300,8 @@ std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
                             place.shard, place.parallel);
 }
 
-void Exchange(const LanguageModelConfig& /*config*/, int /*ranks*/, BlockExchanges& exchanges) {
+void Exchange(const LanguageModelConfig& /*config*/, const TensorShard& /*shard*/,
+              BlockExchanges& exchanges) {
   ++exchanges.attentions;
 }
 

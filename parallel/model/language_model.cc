@@ -177,7 +177,7 @@ std::unique_ptr<Model> MakeLanguageModel(const LanguageModelConfig& config,
         const Recomputed& own = recomputed[next++];
         if (own.gemms) ++recomputed_whole;
         blocks.push_back(layer_maker.Make(i - 1, own, behind));
-        shape.exchanges.push_back(ExchangesOf(config, config.blocks[i - 1], tensor.size));
+        shape.exchanges.push_back(ExchangesOf(config, config.blocks[i - 1], tensor));
       } else {
         const bool shared = token.has_value();
         if (!shared) token = AddHeadTable(*registry, config, tensor);

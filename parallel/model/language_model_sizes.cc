@@ -104,11 +104,12 @@ BlockKinds KindsOfBlocks(const LanguageModelConfig& config) {
   return kinds;
 }
 
-BlockExchanges ExchangesOf(const LanguageModelConfig& config, const Layers& block, int ranks) {
+BlockExchanges ExchangesOf(const LanguageModelConfig& config, const Layers& block,
+                           const TensorShard& shard) {
   BlockExchanges exchanges;
   exchanges.layers = static_cast<int>(block.size());
   for (const LayerKind* kind : block) {
-    if (kind->exchange != nullptr) kind->exchange(config, ranks, exchanges);
+    if (kind->exchange != nullptr) kind->exchange(config, shard, exchanges);
   }
   return exchanges;
 }

@@ -33,10 +33,10 @@ struct BlockKinds {
 };
 BlockKinds KindsOfBlocks(const LanguageModelConfig& config);
 
-// What a block exchanges with the other ranks of a tensor group of `ranks` and of its context
-// group.
+// What a block exchanges with the other ranks of the tensor group, of which `shard` is one, and of
+// its context group.
 BlockExchanges ExchangesOf(const LanguageModelConfig& config,
-                           const std::vector<const LayerKind*>& block, int ranks);
+                           const std::vector<const LayerKind*>& block, const TensorShard& shard);
 
 }  // namespace muster::parallel
 

@@ -46,9 +46,9 @@ struct LayerKind {
   SplitUnit (*split)(const LanguageModelConfig& config);
   // Registers its parameters.
   std::unique_ptr<Mixer> (*make)(const LayerPlace& place);
-  // Adds what it exchanges with the other ranks of a tensor group of `ranks` and of its context
-  // group, beside the hidden states of every layer. Null: nothing.
-  void (*exchange)(const LanguageModelConfig& config, int ranks,
+  // Adds what it exchanges with the other ranks of the tensor group, of which `shard` is one, and
+  // of its context group, beside the hidden states of every layer. Null: nothing.
+  void (*exchange)(const LanguageModelConfig& config, const TensorShard& shard,
                    BlockExchanges& exchanges) = nullptr;
   // Fills in what Model::Shape says of it. Null: nothing.
   void (*shape)(const LanguageModelConfig& config, const TensorShard& shard,

@@ -54,12 +54,14 @@ class Mamba2Mixer : public Mixer {
         heads_(shard.ssm_heads().size()),
         width_(heads_ * spec.head_width),
         groups_(shard.ssm_groups().size()),
+        parts_(PartsOf(shard.share(SplitKind::kScanHeads))),
         recomputes_activation_(recomputed.activation && !recomputed.gemms),
         recomputes_scan_(recomputed.mixing && !recomputed.gemms),
         split_(parallel.split_backward),
         context_size_(parallel.context_size),
         by_heads_(context_size_ > 1 && parallel.scan_method == ScanMethod::kAllToAll),
         passes_states_(context_size_ > 1 && !by_heads_) {
+    CHECK(!by_heads_ || parts_.size() == 1) << spec.name;
     const int64_t inner = spec.heads * spec.head_width, group = spec.groups * spec.state;
     const Span own = {shard.ssm_heads().begin * spec.head_width,
                       shard.ssm_heads().end * spec.head_width};
@@ -189,7 +191,7 @@ class Mamba2Mixer : public Mixer {
     if (passes_states_) {
       ScanSegments(pass, batch, saved, rows);
     } else {
-      kernels::SsdForward(pass.stream, Scan(pass, rows));
+      ScanForward(pass, rows);
     }
     GateAndNorm(pass, batch, saved, samples);
   }
@@ -243,10 +245,12 @@ class Mamba2Mixer : public Mixer {
                            Positions(args.x, rows.sequence - fresh, fresh, 0, part.columns),
                            columns(next_tail, halo - fresh, fresh));
     }
-    kernels::SsdArgs scan = Scan(pass, rows);
-    if (!first) scan.initial_state = state.scan[state.now];
-    scan.final_state = state.scan[1 - state.now];
-    kernels::SsdForward(pass.stream, scan);
+    for (const Part& part : parts_) {
+      kernels::SsdArgs scan = Scan(pass, rows, part);
+      if (!first) scan.initial_state = OfPart(state.scan[state.now], 1, part);
+      scan.final_state = OfPart(state.scan[1 - state.now], 1, part);
+      kernels::SsdForward(pass.stream, scan);
+    }
     state.now = 1 - state.now;
     GateAndNorm(pass, saved, {0, batch.shape.tokens()});
   }
@@ -311,6 +315,32 @@ class Mamba2Mixer : public Mixer {
   }
 
  private:
+  // Heads that one call of the scan and of the norm computes: those of some whole groups, or of a
+  // part of one.
+  struct Part {
+    int64_t head = 0, heads = 0;  // counted from this rank's first head
+    // The first of its groups: of those that this rank has heads of, and of those whose B and C it
+    // holds.
+    int64_t own_group = 0, held_group = 0;
+    int64_t groups = 0;
+  };
+  static std::vector<Part> PartsOf(const SplitShare& share) {
+    std::vector<Part> parts;
+    for (const GroupPart& part : share.parts) {
+      const int64_t own_group = part.groups.begin - share.groups.begin;
+      parts.push_back({.head = part.units.begin - share.span.begin,
+                       .heads = part.units.size(),
+                       .own_group = own_group,
+                       .held_group = share.shares ? part.groups.begin : own_group,
+                       .groups = part.groups.size()});
+    }
+    return parts;
+  }
+  // Of states and the like, with all heads in dimension `axis`.
+  static Tensor OfPart(const Tensor& of, int axis, const Part& part) {
+    return OfHeads(of, axis, part.head, part.heads);
+  }
+
   // A sum over the tensor group of fp32 numbers of some tokens.
   struct Summing {
     Span tokens;
@@ -321,10 +351,12 @@ class Mamba2Mixer : public Mixer {
     Tensor pairs;   // [T,2GN], with shared groups: B | C
     Tensor conv;    // [T, E + 2GN]: x | B | C behind the convolution; by heads ScanByHeads's
     Tensor y;       // [T,E], the scan's output
-    Tensor states;  // [B, chunks, H, P N]; passing states [2B, ...], by heads those of its scan
-    Tensor rstd;    // [T,G] fp32
-    Tensor sums;    // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
-    Tensor out;     // [T,E]; with ScalesBehind without the norm's factor until backward
+    // Of each part (OfPart) [B, chunks, H, P N]; passing states [2B, ...], by heads those of its
+    // scan.
+    Tensor states;
+    Tensor rstd;  // [T,G] fp32, of each part its groups
+    Tensor sums;  // with shared groups, [T, G of the model] fp32: of the norm, over all ranks
+    Tensor out;   // [T,E]; with ScalesBehind without the norm's factor until backward
     // With ScalesBehind: tokens whose `sums` are this rank's and whose `rstd` is not written yet.
     std::vector<Span> unfinished;
     // Between two calls of backward: of scan_parameters_, in that order.
@@ -343,7 +375,7 @@ class Mamba2Mixer : public Mixer {
   // Every call reads one of each pair and writes the other.
   struct MambaState : MixerState {
     Tensor tail[2];  // [B,K-1,E + 2GN]: the convolution's last inputs, x | B | C
-    Tensor scan[2];  // [B,H,P,N] fp32
+    Tensor scan[2];  // [B,H,P,N] fp32, OfPart
     int now = 0;     // which of them holds the state
   };
   // Some columns of positions [begin, begin + count) of [B,S,...].
@@ -371,7 +403,9 @@ class Mamba2Mixer : public Mixer {
   // tensors of their own.
   struct Rows {
     int64_t batch = 0, sequence = 0;
-    Tensor packed, pairs, halo, conv, y, states, documents;
+    Tensor packed, pairs, halo, conv, y, documents;
+    Tensor states;            // of all samples
+    int64_t first_state = 0;  // the first sample of these in `states`
   };
   Rows RowsOf(const ModelBatch& batch, const MambaSaved& saved, Span samples) const {
     const int64_t sequence = batch.shape.sequence;
@@ -384,7 +418,8 @@ class Mamba2Mixer : public Mixer {
     if (shares_) rows.pairs = saved.pairs.Rows(first, count);
     if (!by_heads_) {
       rows.conv = saved.conv.Rows(first, count);
-      rows.states = saved.states.Rows(samples.begin, rows.batch);
+      rows.states = saved.states;
+      rows.first_state = samples.begin;
     }
     rows.y = saved.y.Rows(first, count);
     if (passes_states_) {
@@ -483,44 +518,61 @@ class Mamba2Mixer : public Mixer {
     args.y = Columns(rows, rows.conv, part.first, part.columns);
     return args;
   }
-  // The columns of B or C in `conv` that this rank's heads read. With shared groups it holds those
-  // of all groups.
-  int64_t FirstB() const {
-    return width_ + (shares_ ? shard_.ssm_groups().begin * spec_.state : 0);
+  // The columns of B or C in `conv` that these heads read.
+  int64_t FirstB(const Part& part) const { return width_ + part.held_group * spec_.state; }
+  int64_t FirstC(const Part& part) const { return FirstB(part) + held_; }
+  // The columns of these heads, which begin at `first`.
+  Tensor HeadColumns(const Rows& rows, const Tensor& of, int64_t first, const Part& part) const {
+    return Columns(rows, of, first + part.head * spec_.head_width, part.heads, spec_.head_width);
   }
-  int64_t FirstC() const { return FirstB() + held_; }
-  kernels::SsdArgs Scan(const Pass& pass, const Rows& rows) const {
+  Tensor StatesOf(const Rows& rows, const Tensor& states, const Part& part) const {
+    return OfPart(states, 2, part).Rows(rows.first_state, rows.batch);
+  }
+  kernels::SsdArgs Scan(const Pass& pass, const Rows& rows, const Part& part) const {
+    const auto weight = [&](int parameter) {
+      return Weight(pass, parameter).Rows(part.head, part.heads);
+    };
     kernels::SsdArgs args;
-    args.x = Columns(rows, rows.conv, 0, heads_, spec_.head_width);
-    args.dt = Columns(rows, rows.packed, Steps(), heads_);
-    args.b = Columns(rows, rows.conv, FirstB(), groups_, spec_.state);
-    args.c = Columns(rows, rows.conv, FirstC(), groups_, spec_.state);
-    args.dt_bias = Weight(pass, dt_bias_);
-    args.a_log = Weight(pass, a_log_);
-    args.d = Weight(pass, d_);
+    args.x = HeadColumns(rows, rows.conv, 0, part);
+    args.dt = Columns(rows, rows.packed, Steps() + part.head, part.heads);
+    args.b = Columns(rows, rows.conv, FirstB(part), part.groups, spec_.state);
+    args.c = Columns(rows, rows.conv, FirstC(part), part.groups, spec_.state);
+    args.dt_bias = weight(dt_bias_);
+    args.a_log = weight(a_log_);
+    args.d = weight(d_);
     args.documents = rows.documents;
     args.step_min = spec_.step_min;
     args.chunk = kChunk;
-    args.y = Columns(rows, rows.y, 0, heads_, spec_.head_width);
-    args.states = rows.states;
+    args.y = HeadColumns(rows, rows.y, 0, part);
+    args.states = StatesOf(rows, rows.states, part);
     return args;
+  }
+  void ScanForward(const Pass& pass, const Rows& rows) const {
+    for (const Part& part : parts_) kernels::SsdForward(pass.stream, Scan(pass, rows, part));
   }
   // ---- the gated norm ----
 
   static Tensor RowsOf(const Tensor& of, Span tokens) {
     return of.Rows(tokens.begin, tokens.size());
   }
+  // Columns of the heads of a part.
+  Tensor NormColumns(const Tensor& of, Span tokens, const Part& part) const {
+    return Flat(RowsOf(of, tokens), part.head * spec_.head_width, part.heads * spec_.head_width);
+  }
+  Tensor NormWeights(const Tensor& of, const Part& part) const {
+    return of.Rows(part.head * spec_.head_width, part.heads * spec_.head_width);
+  }
   kernels::GatedRmsNormArgs GatedNorm(const Pass& pass, const MambaSaved& saved, Span tokens,
-                                      const Tensor& sums) const {
+                                      const Tensor& sums, const Part& part) const {
     kernels::GatedRmsNormArgs args;
-    args.y = RowsOf(saved.y, tokens);
-    args.z = Flat(RowsOf(saved.packed, tokens), 0, width_);
-    args.gamma = Weight(pass, gamma_);
-    args.out = RowsOf(saved.out, tokens);
-    args.rstd = RowsOf(saved.rstd, tokens);
-    args.groups = groups_;
+    args.y = NormColumns(saved.y, tokens, part);
+    args.z = NormColumns(saved.packed, tokens, part);
+    args.gamma = NormWeights(Weight(pass, gamma_), part);
+    args.out = NormColumns(saved.out, tokens, part);
+    args.rstd = RowsOf(OfHeads(saved.rstd, 1, part.own_group, part.groups), tokens);
+    args.groups = part.groups;
     if (shares_) {
-      args.sums = Flat(RowsOf(sums, tokens), shard_.ssm_groups().begin, 1);
+      args.sums = Flat(RowsOf(sums, tokens), part.held_group, part.groups);
       args.group_width = GroupWidth();
     }
     args.epsilon = spec_.norm_epsilon;
@@ -542,18 +594,26 @@ class Mamba2Mixer : public Mixer {
   }
   // With ScalesBehind it writes this rank's sums.
   void GateAndNorm(const Pass& pass, const MambaSaved& saved, Span tokens) const {
-    const kernels::GatedRmsNormArgs norm = GatedNorm(pass, saved, tokens, saved.sums);
+    const auto norm = [&](const Part& part) {
+      return GatedNorm(pass, saved, tokens, saved.sums, part);
+    };
     if (ScalesBehind(saved)) {
-      kernels::GatedRmsNormUnscaled(pass.stream, norm);
+      for (const Part& part : parts_) kernels::GatedRmsNormUnscaled(pass.stream, norm(part));
       return;
     }
     if (shares_) {
       const Tensor sums = RowsOf(saved.sums, tokens);
       if (spec_.groups > 1) kernels::Zero(pass.stream, sums);
-      kernels::GatedRmsNormSums(pass.stream, norm);
+      for (const Part& part : parts_) kernels::GatedRmsNormSums(pass.stream, norm(part));
       shard_.SumInPlace(pass, sums);
     }
-    kernels::GatedRmsNormForward(pass.stream, norm);
+    NormScaled(pass, saved, tokens);
+  }
+  // With the sums of all ranks, where they share groups.
+  void NormScaled(const Pass& pass, const MambaSaved& saved, Span tokens) const {
+    for (const Part& part : parts_) {
+      kernels::GatedRmsNormForward(pass.stream, GatedNorm(pass, saved, tokens, saved.sums, part));
+    }
   }
   void GateAndNorm(const Pass& pass, const ModelBatch& batch, MambaSaved& saved,
                    Span samples) const {
@@ -575,21 +635,22 @@ class Mamba2Mixer : public Mixer {
                                    .first = first - tokens.begin});
   }
   kernels::GatedRmsNormBackwardArgs NormBackward(const Pass& pass, const MambaSaved& saved,
-                                                 Span tokens, const Tensor& d_gamma) const {
+                                                 Span tokens, const Part& part) const {
     kernels::GatedRmsNormBackwardArgs norm;
-    norm.forward = GatedNorm(pass, saved, tokens, saved.d_sums);
-    norm.dout = RowsOf(saved.d_out, tokens);
+    norm.forward = GatedNorm(pass, saved, tokens, saved.d_sums, part);
+    norm.dout = NormColumns(saved.d_out, tokens, part);
     norm.dy = norm.dout;
-    norm.dz = Flat(RowsOf(saved.d_packed, tokens), 0, width_);
-    norm.dgamma = d_gamma;
+    norm.dz = NormColumns(saved.d_packed, tokens, part);
     if (ScalesBehind(saved)) norm.out = norm.forward.out;
     return norm;
   }
   // This rank's part of d_sums.
   void NormBackwardSums(const Pass& pass, const MambaSaved& saved, Span tokens) const {
-    kernels::GatedRmsNormBackwardArgs norm = NormBackward(pass, saved, tokens, Tensor());
-    if (recomputes_activation_) norm.out = Tensor();  // forward's was not kept
-    kernels::GatedRmsNormBackwardSums(pass.stream, norm);
+    for (const Part& part : parts_) {
+      kernels::GatedRmsNormBackwardArgs norm = NormBackward(pass, saved, tokens, part);
+      if (recomputes_activation_) norm.out = Tensor();  // forward's was not kept
+      kernels::GatedRmsNormBackwardSums(pass.stream, norm);
+    }
   }
   // From the gradient of the norm's output in d_out to that of y, and to z's columns of d_packed.
   void GateAndNormBackward(const Pass& pass, MambaSaved& saved, const Tensor& d_gamma) const {
@@ -604,7 +665,11 @@ class Mamba2Mixer : public Mixer {
     }
     for (const Summing& sum : saved.d_summing) {
       TensorShard::Await(pass, {Tensor(), sum.done});
-      kernels::GatedRmsNormBackward(pass.stream, NormBackward(pass, saved, sum.tokens, d_gamma));
+      for (const Part& part : parts_) {
+        kernels::GatedRmsNormBackwardArgs norm = NormBackward(pass, saved, sum.tokens, part);
+        norm.dgamma = NormWeights(d_gamma, part);
+        kernels::GatedRmsNormBackward(pass.stream, norm);
+      }
     }
     saved.d_summing.clear();
   }
@@ -615,8 +680,17 @@ class Mamba2Mixer : public Mixer {
   int64_t Segments() const { return passes_states_ ? 2 : 1; }
   int64_t StateSize() const { return spec_.head_width * spec_.state; }
   StatePassing PassingOf(const BatchShape& shape) const {
-    return StatePassing({context_size_, shape.batch, heads_, spec_.head_width, spec_.state,
-                         spec_.taps, Conv(), shape.activation});
+    std::vector<int64_t> parts;
+    for (const Part& part : parts_) parts.push_back(part.heads);
+    return StatePassing({.ranks = context_size_,
+                         .batch = shape.batch,
+                         .heads = heads_,
+                         .width = spec_.head_width,
+                         .state = spec_.state,
+                         .taps = spec_.taps,
+                         .channels = Conv(),
+                         .activation = shape.activation,
+                         .parts = std::move(parts)});
   }
   static StatePassing::Call CallOf(const Pass& pass, const BesideMix& beside = {}) {
     return {pass.stream, *pass.context, pass.context_overlap, beside.first, beside.last};
@@ -645,24 +719,34 @@ class Mamba2Mixer : public Mixer {
                     const Rows& rows) const {
     const StatePassing passing = PassingOf(batch.shape);
     const StatePassing::Call call = CallOf(pass);
-    kernels::SsdArgs scan = Scan(pass, rows);
-    scan.initial_state = saved.passed.ends;
-    scan.final_state = passing.OwnStates(call, saved.passed);
-    scan.decay = passing.OwnDecays(call, saved.passed);
-    kernels::SsdForwardStates(pass.stream, scan);
+    std::vector<kernels::SsdArgs> scans;
+    for (const Part& part : parts_) {
+      kernels::SsdArgs& scan = scans.emplace_back(Scan(pass, rows, part));
+      scan.initial_state = OfPart(saved.passed.ends, 1, part);
+      scan.final_state = OfPart(passing.OwnStates(call, saved.passed), 1, part);
+      scan.decay = OfPart(passing.OwnDecays(call, saved.passed), 1, part);
+      kernels::SsdForwardStates(pass.stream, scan);
+    }
     passing.PassStates(call, /*reverse=*/false, saved.passed);
-    kernels::SsdForwardOutputs(pass.stream, scan);
+    for (const kernels::SsdArgs& scan : scans) kernels::SsdForwardOutputs(pass.stream, scan);
   }
   void ScanSegmentsBackward(const Pass& pass, const StatePassing& passing,
                             const StatePassing::Call& call, const MambaSaved& saved,
-                            kernels::SsdBackwardArgs scan) const {
-    scan.forward.decay = passing.OwnDecays(call, saved.passed);
-    scan.d_initial_state = passing.OwnStates(call, saved.passed);
-    scan.d_final_state = saved.passed.ends;
-    scan.d_states = saved.d_states;
-    kernels::SsdBackwardStates(pass.stream, scan);
+                            const Rows& rows, const std::vector<Tensor>& gradients) const {
+    std::vector<kernels::SsdBackwardArgs> scans;
+    for (const Part& part : parts_) {
+      kernels::SsdBackwardArgs& scan =
+          scans.emplace_back(ScanBackward(pass, saved, rows, gradients, part));
+      scan.forward.decay = OfPart(passing.OwnDecays(call, saved.passed), 1, part);
+      scan.d_initial_state = OfPart(passing.OwnStates(call, saved.passed), 1, part);
+      scan.d_final_state = OfPart(saved.passed.ends, 1, part);
+      scan.d_states = StatesOf(rows, saved.d_states, part);
+      kernels::SsdBackwardStates(pass.stream, scan);
+    }
     passing.PassStates(call, /*reverse=*/true, saved.passed);
-    kernels::SsdBackwardInputs(pass.stream, scan);
+    for (const kernels::SsdBackwardArgs& scan : scans) {
+      kernels::SsdBackwardInputs(pass.stream, scan);
+    }
   }
 
   // By heads: whole sequences of this context rank's share of the heads.
@@ -708,8 +792,8 @@ class Mamba2Mixer : public Mixer {
     const Convolution &x = convolutions_.front(), &bc = convolutions_.back();
     const int64_t groups = own.own_groups() * spec_.state;
     // Of the first group in the parameter.
-    const int64_t row =
-        FirstB() + own.first_group(whole.rank) * spec_.state - (shares_ ? bc.first : 0);
+    const int64_t row = FirstB(parts_.front()) + own.first_group(whole.rank) * spec_.state -
+                        (shares_ ? bc.first : 0);
     return {{0, own.own_columns(), &x, own.first_head(whole.rank) * spec_.head_width},
             {own.own_columns(), groups, &bc, row},
             {own.own_columns() + groups, groups, &bc, row + held_}};
@@ -798,11 +882,30 @@ class Mamba2Mixer : public Mixer {
                                         saved.by_heads);
   }
 
+  // From the gradient of y in d_out to those of the convolution's output in d_conv and of dt in
+  // d_packed.
+  kernels::SsdBackwardArgs ScanBackward(const Pass& pass, const MambaSaved& saved, const Rows& rows,
+                                        const std::vector<Tensor>& gradients,
+                                        const Part& part) const {
+    const auto gradient = [&](int parameter) {
+      return gradients[parameter].Rows(part.head, part.heads);
+    };
+    kernels::SsdBackwardArgs scan;
+    scan.forward = Scan(pass, rows, part);
+    scan.dy = HeadColumns(rows, saved.d_out, 0, part);
+    scan.dx = HeadColumns(rows, saved.d_conv, 0, part);
+    scan.ddt = Columns(rows, saved.d_packed, Steps() + part.head, part.heads);
+    scan.db = Columns(rows, saved.d_conv, FirstB(part), part.groups, spec_.state);
+    scan.dc = Columns(rows, saved.d_conv, FirstC(part), part.groups, spec_.state);
+    scan.d_dt_bias = gradient(dt_bias_);
+    scan.d_a_log = gradient(a_log_);
+    scan.dd = gradient(d_);
+    return scan;
+  }
   // From d_out to d_packed; adds the gradients of scan_parameters_ to `gradients`.
   void MixBackwardInto(const Pass& pass, const ModelBatch& batch, MambaSaved& saved,
                        const std::vector<Tensor>& gradients, const BesideMix& beside) const {
     const Rows rows = RowsOf(batch, saved, {0, batch.shape.batch});
-    const Span all = {0, batch.shape.tokens()};
     kernels::Stream& stream = pass.stream;
     // A forward for backward alone does not finish the branch.
     for (const Span tokens : std::exchange(saved.unfinished, {})) {
@@ -820,11 +923,9 @@ class Mamba2Mixer : public Mixer {
       for (size_t i = 0; i < convolutions_.size() && !by_heads_; ++i) {
         kernels::CausalConvForward(stream, ConvolutionOf(pass, rows, convolutions_[i]));
       }
-      if (recomputes_scan_ && context_size_ == 1) kernels::SsdForward(stream, Scan(pass, rows));
+      if (recomputes_scan_ && context_size_ == 1) ScanForward(pass, rows);
       // With ScalesBehind the norm's backward writes its output.
-      if (!ScalesBehind(saved)) {
-        kernels::GatedRmsNormForward(stream, GatedNorm(pass, saved, all, saved.sums));
-      }
+      if (!ScalesBehind(saved)) NormScaled(pass, saved, {0, batch.shape.tokens()});
     }
     // B and C of other ranks' groups.
     if (shares_ && spec_.groups > 1 && !by_heads_) kernels::Zero(stream, saved.d_conv);
@@ -835,23 +936,15 @@ class Mamba2Mixer : public Mixer {
     }
     if (by_heads_) return MixByHeadsBackward(pass, batch, saved, rows, gradients, beside);
 
-    kernels::SsdBackwardArgs scan;
-    scan.forward = Scan(pass, rows);
-    scan.dy = Columns(rows, saved.d_out, 0, heads_, spec_.head_width);
-    scan.dx = Columns(rows, saved.d_conv, 0, heads_, spec_.head_width);
-    scan.ddt = Columns(rows, saved.d_packed, Steps(), heads_);
-    scan.db = Columns(rows, saved.d_conv, FirstB(), groups_, spec_.state);
-    scan.dc = Columns(rows, saved.d_conv, FirstC(), groups_, spec_.state);
-    scan.d_dt_bias = gradients[dt_bias_];
-    scan.d_a_log = gradients[a_log_];
-    scan.dd = gradients[d_];
     const StatePassing passing = PassingOf(batch.shape);
     std::optional<StatePassing::Call> call;
     if (passes_states_) {
       call.emplace(CallOf(pass, beside));
-      ScanSegmentsBackward(pass, passing, *call, saved, scan);
+      ScanSegmentsBackward(pass, passing, *call, saved, rows, gradients);
     } else {
-      kernels::SsdBackward(stream, scan);
+      for (const Part& part : parts_) {
+        kernels::SsdBackward(stream, ScanBackward(pass, saved, rows, gradients, part));
+      }
     }
 
     for (const Convolution& part : convolutions_) {
@@ -871,11 +964,12 @@ class Mamba2Mixer : public Mixer {
 
   Mamba2Spec spec_;
   TensorShard shard_;
-  bool shares_;  // there are fewer groups than tensor ranks
+  bool shares_;  // tensor ranks have parts of groups, and B and C of all groups
   // Of this tensor rank.
   int64_t heads_, width_;  // H and E
   int64_t groups_;         // with heads of this rank
-  int64_t held_ = 0;       // columns of B
+  std::vector<Part> parts_;
+  int64_t held_ = 0;  // columns of B
   bool recomputes_activation_, recomputes_scan_;
   bool split_;
   int context_size_;
@@ -920,7 +1014,13 @@ LayerSize SizeOfLayer(const LanguageModelConfig& config) {
 }
 
 SplitUnit SplitOfLayer(const LanguageModelConfig& config) {
-  return {SplitKind::kScanHeads, config.mamba2.heads, config.mamba2.groups};
+  // Of GEMMs a head has z, x and its rows of the output projection, a group B and C.
+  const auto& mamba = config.mamba2;
+  return {.kind = SplitKind::kScanHeads,
+          .size = mamba.heads,
+          .groups = mamba.groups,
+          .group_work =
+              2.0 * static_cast<double>(mamba.state) / static_cast<double>(3 * mamba.head_width)};
 }
 
 std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
@@ -940,17 +1040,19 @@ std::unique_ptr<Mixer> MakeLayer(const LayerPlace& place) {
                          place.shard, place.recomputed, place.parallel);
 }
 
-void Exchange(const LanguageModelConfig& config, int ranks, BlockExchanges& exchanges) {
+void Exchange(const LanguageModelConfig& config, const TensorShard& shard,
+              BlockExchanges& exchanges) {
   ++exchanges.scans;
   // The norm in front of the output projection is over the columns of a group.
-  if (config.mamba2.groups < ranks) exchanges.sums_per_token += config.mamba2.groups;
+  if (shard.share(SplitKind::kScanHeads).shares) exchanges.sums_per_token += config.mamba2.groups;
 }
 
 void Shape(const LanguageModelConfig& config, const TensorShard& shard, Model::Shape& shape) {
   const LanguageModelConfig::Mamba2& mamba = config.mamba2;
   shape.scan = {mamba.heads, mamba.head_width, mamba.groups, mamba.state, mamba.taps};
-  shape.own_scan_heads = shard.ssm_heads().size();
-  shape.own_scan_groups = shard.ssm_groups().size();
+  for (const GroupPart& part : shard.share(SplitKind::kScanHeads).parts) {
+    shape.own_scans.push_back({part.units.size(), part.groups.size()});
+  }
 }
 
 }  // namespace

@@ -63,6 +63,13 @@ struct ScanSizes {
   int64_t taps = 0;  // of the convolution
 };
 
+// State-space heads that a rank scans in one call, and the groups that they are in.
+struct ScanPart {
+  int64_t heads = 0;
+  int64_t groups = 0;
+  friend bool operator==(const ScanPart&, const ScanPart&) = default;
+};
+
 // What one block exchanges with other ranks, beside gradients and parameters.
 struct BlockExchanges {
   // Its layers, each with a column-parallel and a row-parallel GEMM (tensor_parallel.h).
@@ -402,7 +409,7 @@ class Model {
     ScanSizes scan;
     // Of these, what this rank of the tensor group holds: heads and the groups that they are in.
     int64_t own_heads = 0, own_kv_heads = 0;
-    int64_t own_scan_heads = 0, own_scan_groups = 0;
+    std::vector<ScanPart> own_scans;
     // Of this rank's blocks between embedding and head.
     std::vector<BlockExchanges> exchanges;
     int64_t rotary_width = 0;  // width of a head with rotary positions, else 0

@@ -108,6 +108,20 @@ std::vector<Span> SplitRanks(int64_t kv_heads, int64_t group, int ranks,
   return runs;
 }
 
+std::vector<GroupPart> PartsByGroup(Span units, int64_t each) {
+  std::vector<GroupPart> parts;
+  for (int64_t begin = units.begin; begin < units.end;) {
+    const int64_t group = begin / each, behind = units.end / each;
+    const bool whole = begin % each == 0 && behind > group;
+    const GroupPart part =
+        whole ? GroupPart{{begin, behind * each}, {group, behind}}
+              : GroupPart{{begin, std::min(units.end, (group + 1) * each)}, {group, group + 1}};
+    parts.push_back(part);
+    begin = part.units.end;
+  }
+  return parts;
+}
+
 int64_t UnitSize(int64_t size, int ranks) {
   int64_t unit = 128;
   while (unit > 1 && size / unit < 8 * ranks) unit /= 2;
@@ -131,36 +145,83 @@ Span ShardOf(int64_t size, int64_t unit, const ModelParallel& parallel) {
   return {span.begin * unit, std::min(size, span.end * unit)};
 }
 
-// A rank gets whole groups, or, where there are fewer groups than ranks, a part of one.
+// How all ranks share out a unit that is made of groups.
+struct GroupSplit {
+  std::vector<Span> spans;    // of each rank
+  std::vector<Span> sharers;  // of each rank
+  bool shares = false;
+};
+
+// Whole groups, or, where there are fewer than ranks, a part of one.
+GroupSplit ByGroups(const SplitUnit& unit, int ranks, const std::vector<double>& weights) {
+  const int64_t each = unit.size / unit.groups;
+  GroupSplit split;
+  if (unit.groups >= ranks) {
+    for (const Span& groups : SplitUnits(unit.groups, ranks, weights)) {
+      const int rank = static_cast<int>(split.spans.size());
+      split.spans.push_back({each * groups.begin, each * groups.end});
+      split.sharers.push_back({rank, rank + 1});
+    }
+    return split;
+  }
+  split.shares = true;
+  for (const Span& run : SplitRanks(unit.groups, each, ranks, weights)) {
+    std::vector<double> own;
+    if (!weights.empty()) own.assign(weights.begin() + run.begin, weights.begin() + run.end);
+    const int64_t first = split.spans.empty() ? 0 : split.spans.back().end;
+    for (const Span& units : SplitUnits(each, static_cast<int>(run.size()), own)) {
+      split.spans.push_back({first + units.begin, first + units.end});
+      split.sharers.push_back(run);
+    }
+  }
+  return split;
+}
+
+GroupSplit ByUnits(const SplitUnit& unit, int ranks, const std::vector<double>& weights) {
+  return {.spans = SplitUnits(unit.size, ranks, weights),
+          .sharers = std::vector<Span>(ranks, {0, ranks}),
+          .shares = true};
+}
+
+// Of the slowest rank. Where ranks share groups, each has the work of all groups.
+double Time(const SplitUnit& unit, const GroupSplit& split, const std::vector<double>& weights) {
+  const int64_t each = unit.size / unit.groups;
+  double longest = 0;
+  for (size_t rank = 0; rank < split.spans.size(); ++rank) {
+    const int64_t units = split.spans[rank].size();
+    const int64_t groups = split.shares ? unit.groups : units / each;
+    const double work = static_cast<double>(units) + unit.group_work * static_cast<double>(groups);
+    longest = std::max(longest, work / (weights.empty() ? 1 : weights[rank]));
+  }
+  return longest;
+}
+
+GroupSplit SplitGroups(const SplitUnit& unit, const ModelParallel& parallel) {
+  const int ranks = parallel.tensor_size;
+  const std::vector<double>& weights = parallel.tensor_weights;
+  const GroupSplit by_groups = ByGroups(unit, ranks, weights);
+  // An all-to-all of a scan's heads takes them by groups of equal size.
+  const bool by_heads = parallel.context_size > 1 && parallel.scan_method == ScanMethod::kAllToAll;
+  if (unit.group_work == 0 || by_heads) return by_groups;
+  GroupSplit by_units = ByUnits(unit, ranks, weights);
+  constexpr double kWorthwhile = 0.95;
+  const bool faster = Time(unit, by_units, weights) < kWorthwhile * Time(unit, by_groups, weights);
+  return faster ? by_units : by_groups;
+}
+
 SplitShare ShareOf(const SplitUnit& unit, const ModelParallel& parallel) {
   const int rank = parallel.tensor_rank;
-  const int64_t groups = unit.groups;
-  SplitShare share = {.kind = unit.kind, .sharers = {rank, rank + 1}};
-  if (groups == 0) {
+  SplitShare share = {.kind = unit.kind, .span = {}, .sharers = {rank, rank + 1}};
+  if (unit.groups == 0) {
     share.span = ShardOf(unit.size, UnitSize(unit.size, parallel.tensor_size), parallel);
     return share;
   }
-  const int64_t each = unit.size / groups;
-  if (groups >= parallel.tensor_size) {
-    share.groups = ShardOf(groups, 1, parallel);
-    share.span = {each * share.groups.begin, each * share.groups.end};
-    return share;
-  }
-  share.shares = true;
-  const std::vector<Span> runs =
-      SplitRanks(groups, each, parallel.tensor_size, parallel.tensor_weights);
-  int64_t group = 0;
-  while (runs[group].end <= rank) ++group;
-  share.groups = {group, group + 1};
-  share.sharers = runs[group];
-  std::vector<double> weights;
-  for (int64_t i = runs[group].begin; i < runs[group].end && !parallel.tensor_weights.empty();
-       ++i) {
-    weights.push_back(parallel.tensor_weights[i]);
-  }
-  const Span own =
-      SplitUnits(each, static_cast<int>(runs[group].size()), weights)[rank - runs[group].begin];
-  share.span = {group * each + own.begin, group * each + own.end};
+  const GroupSplit split = SplitGroups(unit, parallel);
+  share.span = split.spans[rank];
+  share.shares = split.shares;
+  share.sharers = split.sharers[rank];
+  share.parts = PartsByGroup(share.span, unit.size / unit.groups);
+  share.groups = {share.parts.front().groups.begin, share.parts.back().groups.end};
   return share;
 }
 
@@ -185,7 +246,7 @@ const char* Name(SplitKind kind) {
 }
 
 const SplitShare& TensorShard::share(SplitKind kind) const {
-  static constexpr SplitShare kNone = {.kind = SplitKind::kHeads, .span = {}};
+  static const SplitShare kNone = {.kind = SplitKind::kHeads, .span = {}};
   const auto found = std::find_if(shares.begin(), shares.end(),
                                   [kind](const SplitShare& share) { return share.kind == kind; });
   return found == shares.end() ? kNone : *found;

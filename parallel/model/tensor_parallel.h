@@ -12,9 +12,10 @@
 // heads, and all of them the rows of its keys and values, whose gradients are summed over these
 // ranks once a step.
 //
-// State-space heads are shared out like query heads, by the groups that share B and C. With fewer
-// groups than ranks, all ranks hold the rows of all groups' B and C (TensorSharing::kPartial), and
-// each has heads of one group.
+// State-space heads are shared out like query heads, by the groups that share B and C, where that
+// is nearly as fast as by single heads. Elsewhere, and always with fewer groups than ranks, all
+// ranks hold the rows of all groups' B and C (TensorSharing::kPartial), and a rank's heads are of
+// one group or of several, of which it has the first and the last in part.
 //
 // Outside of the pairs, hidden states [T,C] are the same on all ranks. With sequence parallelism
 // each rank has T/ranks rows of them: the norms, the residual stream and their activations shrink,
@@ -52,6 +53,10 @@ struct SplitUnit {
   // How many groups of equal size it is made of, which stay whole where each rank can have one; 0:
   // none, it is cut into blocks of UnitSize.
   int64_t groups = 0;
+  // What a group costs every rank that has a part of it, beside the work of its units, of which
+  // each counts 1. Positive: a rank may have parts of several groups (SplitShare::shares), and has
+  // where that makes the slowest rank faster by a twentieth. kScanHeads.
+  double group_work = 0;
 };
 // A model has each kind at most once, and always a vocabulary.
 using SplitList = std::vector<SplitUnit>;
@@ -86,13 +91,23 @@ int64_t UnitSize(int64_t size, int ranks);
 // of 16 for small ones. The padding rows are zero.
 int64_t VocabStorage(int64_t vocab);
 
+// Units that follow each other: all of some groups, or a part of one.
+struct GroupPart {
+  Span units;
+  Span groups;
+  friend bool operator==(const GroupPart&, const GroupPart&) = default;
+};
+// `units` of groups of `each`, in as few parts as can be: at most three.
+std::vector<GroupPart> PartsByGroup(Span units, int64_t each);
+
 // What one rank of the tensor group holds of a SplitUnit.
 struct SplitShare {
   SplitKind kind;
-  Span span;            // of its size
-  Span groups = {};     // that the span lies in; empty without groups
-  bool shares = false;  // whether there are fewer groups than ranks, so that some share one
-  Span sharers = {};    // the ranks with parts of the same group, including itself
+  Span span;                          // of its size
+  Span groups = {};                   // that the span lies in; empty without groups
+  std::vector<GroupPart> parts = {};  // PartsByGroup of the span; empty without groups
+  bool shares = false;                // whether ranks have parts of groups, so that some share one
+  Span sharers = {};  // of kHeads, the ranks with parts of the same group, including itself
 };
 
 // What one rank of the tensor group holds, and its collectives.

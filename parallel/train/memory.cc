@@ -335,19 +335,20 @@ int64_t ScanBytes(const TrainerPlace& place) {
   kernels::SsdShape scan;
   scan.samples = batch.batch * segments;
   scan.positions = batch.sequence / segments;
-  scan.heads = shape.own_scan_heads;
-  scan.groups = shape.own_scan_groups;
-  if (by_heads) {
-    scan.positions *= context;
-    scan.heads = std::max<int64_t>(1, scan.heads / context);
-    scan.groups = std::max<int64_t>(1, scan.groups / context);
-  }
+  if (by_heads) scan.positions *= context;
   scan.width = shape.scan.head_width;
   scan.columns = shape.scan.state;
   scan.chunk = kMamba2Chunk;
   scan.in_16_bits = ComputeDtype(place.options.precision) != DType::kF32;
   scan.states_given = passes;
-  return kernels::SsdWorkspaceBytes(scan);
+  int64_t most = 0;
+  for (const ScanPart& part : shape.own_scans) {
+    const int64_t ranks = by_heads ? context : 1;  // that have a part of it
+    scan.heads = std::max<int64_t>(1, part.heads / ranks);
+    scan.groups = std::max<int64_t>(1, part.groups / ranks);
+    most = std::max(most, kernels::SsdWorkspaceBytes(scan));
+  }
+  return most;
 }
 
 // Measured on four H200s (docs/benchmarks/method.md) with NCCL 2.28: a communicator takes

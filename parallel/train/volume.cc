@@ -127,7 +127,7 @@ class Formulas {
     for (const BlockRange& range : ranges) {
       const int end = range.end < 0 ? head + 1 : range.end;
       for (int i = std::max(range.begin, 1); i < std::min(end, head); ++i) {
-        blocks_.push_back({ExchangesOf(config, config.blocks[i - 1], static_cast<int>(tensor_))});
+        blocks_.push_back({ExchangesOf(config, config.blocks[i - 1], held_)});
       }
       has_embedding_ = has_embedding_ || range.begin == 0;
       has_head_ = has_head_ || end == head + 1;
@@ -213,7 +213,7 @@ class Formulas {
       shape.activation = BatchShapeOf(place_).activation;
       return (forwards + 1) * PassBytes(shape);
     }
-    // With fewer groups than tensor ranks, every rank holds all of them.
+    // Where tensor ranks share groups, each holds B and C of all.
     const int64_t groups =
         held_.share(SplitKind::kScanHeads).shares ? sizes.groups : held_.ssm_groups().size();
     ScanShape shape;

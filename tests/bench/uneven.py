@@ -12,7 +12,7 @@ processor (cgroup cpu, a period of 5 ms), so that the two do 1.6 times the work 
 Takes turns, and prints medians and the ratio uneven / ideal as one line of JSON. Root only; the
 machine must have two idle processors.
 
-    tests/bench/uneven.py --bin build/bin [--runs 3]
+    tests/bench/uneven.py --bin build/bin [--runs 3] [--groups 1]
 """
 
 import argparse
@@ -34,7 +34,7 @@ WARM_UP, STEPS = 3, 24
 SPEC = """\
 name: {name}
 engine:
-  model: {{family: mamba2, layers: 4, hidden: 512, mamba: {{head_width: 64, state: 64}}, vocab: 256, sequence_length: 512}}
+  model: {{family: mamba2, layers: 4, hidden: 512, mamba: {{head_width: 64, state: 64, groups: {groups}}}, vocab: 256, sequence_length: 512}}
   data: {{train: [{{path: data/text}}]}}
   training: {{steps: 100000, global_batch: 2, micro_batch: 2, seed: 7, optimizer: {{adamw: {{lr: 1.0e-4}}}}}}
   parallel: {{tensor: 2, sequence: true, tensor_shares: {shares}}}
@@ -65,9 +65,9 @@ class Throttle:
         self.path.rmdir()
 
 
-def step_seconds(cluster, name, shares, throttle):
+def step_seconds(cluster, name, shares, groups, throttle):
     path = cluster.cwd / f"{name}.yaml"
-    path.write_text(SPEC.format(name=name, shares=shares))
+    path.write_text(SPEC.format(name=name, shares=shares, groups=groups))
     cluster.run("submit", path)
     job = cluster.wait_for(name, "it trains", lambda j: j["step"] >= 1 or is_final(j))
     assert job["state"] == "running", job["message"]
@@ -86,6 +86,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bin", required=True, type=pathlib.Path)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--groups", type=int, default=1,
+                        help="of the 16 heads; with 2, rank 0 has heads of rank 1's group")
     options = parser.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="muster-uneven-"))
     cluster = Cluster(options.bin.resolve(), directory / "home", cwd=directory, workers=1, slots=2)
@@ -99,7 +101,8 @@ def main():
         for run in range(options.runs):
             for what, shares, held in (("even", [1, 1], None), ("throttled", [1, 1], throttle),
                                        ("uneven", [5, 3], throttle)):
-                seconds[what].append(step_seconds(cluster, f"{what}-{run}", shares, held))
+                seconds[what].append(step_seconds(cluster, f"{what}-{run}", shares,
+                                                  options.groups, held))
     finally:
         cluster.down()
         throttle.close()
@@ -108,6 +111,7 @@ def main():
     ideal = median["even"] * 2 / (1 + SPEED)
     print(json.dumps({
         "runs": options.runs,
+        "groups": options.groups,
         **{what: [round(x, 3) for x in (median[what], min(values), max(values))]
            for what, values in seconds.items()},
         "ideal": round(ideal, 3),

@@ -80,6 +80,8 @@ constexpr Layout kLayouts[] = {
     {"all-to-all 4", 4, "context=4 context_method=all_to_all"},
     {"scan by heads 4", 4, "context=4 scan_method=all_to_all"},
     {"scan by states 2 x tensor 2", 4, "context=2 tensor=2 sequence=true"},
+    {"scan by states 2 x tensor 2, uneven", 4,
+     "context=2 tensor=2 sequence=true tensor_shares=[3,1]"},
     {"scan by heads 2 x tensor 2", 4, "context=2 tensor=2 sequence=true scan_method=all_to_all"},
     {"pipeline 4", 4, "pipeline=4"},
     {"pipeline 4, zero bubble", 4, "pipeline=4 pipeline_schedule=zero_bubble"},

@@ -400,6 +400,70 @@ TEST(SplitRanks, GivesEveryHeadARunAndTheSlowestRankLittle) {
   }
 }
 
+TEST(PartsByGroup, AreWholeGroupsBetweenPartsOfTheFirstAndTheLast) {
+  using Parts = std::vector<GroupPart>;
+  EXPECT_EQ(PartsByGroup({0, 12}, 4), (Parts{{{0, 12}, {0, 3}}}));
+  EXPECT_EQ(PartsByGroup({4, 8}, 4), (Parts{{{4, 8}, {1, 2}}}));
+  EXPECT_EQ(PartsByGroup({5, 7}, 4), (Parts{{{5, 7}, {1, 2}}}));
+  EXPECT_EQ(PartsByGroup({3, 5}, 4), (Parts{{{3, 4}, {0, 1}}, {{4, 5}, {1, 2}}}));
+  EXPECT_EQ(PartsByGroup({2, 17}, 4),
+            (Parts{{{2, 4}, {0, 1}}, {{4, 16}, {1, 4}}, {{16, 17}, {4, 5}}}));
+}
+
+// Of heads in groups of `each`, with groups that cost as much as `group_work` heads.
+std::vector<SplitShare> SharesOfHeads(int64_t heads, int64_t groups, double group_work,
+                                      ModelParallel parallel) {
+  const SplitList units = {
+      {.kind = SplitKind::kScanHeads, .size = heads, .groups = groups, .group_work = group_work},
+      {.kind = SplitKind::kVocabulary, .size = 128}};
+  std::vector<SplitShare> shares;
+  for (parallel.tensor_rank = 0; parallel.tensor_rank < parallel.tensor_size;
+       ++parallel.tensor_rank) {
+    shares.push_back(TensorShard::Make(parallel, units).share(SplitKind::kScanHeads));
+  }
+  return shares;
+}
+std::vector<Span> SpansOf(const std::vector<SplitShare>& shares) {
+  std::vector<Span> spans;
+  for (const SplitShare& share : shares) spans.push_back(share.span);
+  return spans;
+}
+
+TEST(TensorShard, CutsGroupsOfScanHeadsWhereThatIsFaster) {
+  using Spans = std::vector<Span>;
+  ModelParallel parallel;
+  parallel.tensor_size = 2;
+  // Two equal ranks have a group each; by 5:3 the first takes heads of the other's group.
+  EXPECT_EQ(SpansOf(SharesOfHeads(24, 2, 1, parallel)), (Spans{{0, 12}, {12, 24}}));
+  EXPECT_FALSE(SharesOfHeads(24, 2, 1, parallel)[0].shares);
+  parallel.tensor_weights = {5, 3};
+  const std::vector<SplitShare> uneven = SharesOfHeads(24, 2, 1, parallel);
+  EXPECT_EQ(SpansOf(uneven), (Spans{{0, 15}, {15, 24}}));
+  EXPECT_TRUE(uneven[0].shares && uneven[1].shares);
+  EXPECT_EQ(uneven[0].groups, (Span{0, 2}));
+  EXPECT_EQ(uneven[0].parts, (std::vector<GroupPart>{{{0, 12}, {0, 1}}, {{12, 15}, {1, 2}}}));
+  EXPECT_EQ(uneven[1].groups, (Span{1, 2}));
+  EXPECT_EQ(uneven[1].parts, (std::vector<GroupPart>{{{15, 24}, {1, 2}}}));
+  // B and C of both groups on both ranks, (9 + 2 x 8) / 3, take longer than a whole group,
+  // (12 + 8) / 3; with eight groups, whole ones are as good.
+  EXPECT_EQ(SpansOf(SharesOfHeads(24, 2, 8, parallel)), (Spans{{0, 12}, {12, 24}}));
+  EXPECT_FALSE(SharesOfHeads(24, 8, 1, parallel)[0].shares);
+  // Where groups cost nothing beside their heads that is known, they stay whole.
+  EXPECT_EQ(SpansOf(SharesOfHeads(24, 2, 0, parallel)), (Spans{{0, 12}, {12, 24}}));
+  // So they do where context ranks exchange heads.
+  parallel.context_size = 2;
+  parallel.scan_method = ScanMethod::kAllToAll;
+  EXPECT_EQ(SpansOf(SharesOfHeads(24, 2, 1, parallel)), (Spans{{0, 12}, {12, 24}}));
+  parallel.scan_method = ScanMethod::kStatePassing;
+  EXPECT_EQ(SpansOf(SharesOfHeads(24, 2, 1, parallel)), (Spans{{0, 15}, {15, 24}}));
+  // With fewer groups than ranks, the second of three has heads of both.
+  parallel = {};
+  parallel.tensor_size = 3;
+  const std::vector<SplitShare> few = SharesOfHeads(24, 2, 1, parallel);
+  EXPECT_EQ(SpansOf(few), (Spans{{0, 8}, {8, 16}, {16, 24}}));
+  EXPECT_EQ(few[1].groups, (Span{0, 2}));
+}
+
 TEST(UnitSize, IsAPowerOfTwoThatLeavesEveryRankEight) {
   EXPECT_EQ(UnitSize(14336, 8), 128);
   EXPECT_EQ(UnitSize(3072, 4), 64);

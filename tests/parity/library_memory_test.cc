@@ -2,6 +2,7 @@
 // (docs/benchmarks/method.md).
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/ssm/ssd_workspace.h"
@@ -81,9 +82,8 @@ TEST(LibraryMemory, AttentionOverRanks_CountsTheHeadsAndKeysOfOneCall) {
 
 // The backward of a scan works on the heads that the rank holds, whatever its share of them is.
 TEST(LibraryMemory, ScanOfUnevenShares_IsThatOfTheRanksOwnHeadsAndGroups) {
-  struct Share {
-    int64_t heads, groups;
-  };
+  // In one call each.
+  using Share = std::vector<ScanPart>;
   const auto expect = [](int64_t groups, const std::vector<double>& weights,
                          const std::vector<Share>& shares) {
     const auto ranks = static_cast<int>(shares.size());
@@ -108,21 +108,26 @@ TEST(LibraryMemory, ScanOfUnevenShares_IsThatOfTheRanksOwnHeadsAndGroups) {
                                   .mesh = mesh,
                                   .coordinate = PerAxis(0, 0, 0, rank),
                                   .sequence_length = config.sequence_length};
-      const kernels::SsdShape own = {.samples = 2,
-                                     .positions = 4096,
-                                     .heads = shares[rank].heads,
-                                     .groups = shares[rank].groups,
-                                     .width = 64,
-                                     .columns = 128,
-                                     .chunk = kMamba2Chunk,
-                                     .in_16_bits = true};
-      EXPECT_EQ(ScanBytes(place), kernels::SsdWorkspaceBytes(own));
+      int64_t most = 0;
+      for (const ScanPart& part : shares[rank]) {
+        most = std::max(most, kernels::SsdWorkspaceBytes({.samples = 2,
+                                                          .positions = 4096,
+                                                          .heads = part.heads,
+                                                          .groups = part.groups,
+                                                          .width = 64,
+                                                          .columns = 128,
+                                                          .chunk = kMamba2Chunk,
+                                                          .in_16_bits = true}));
+      }
+      EXPECT_EQ(ScanBytes(place), most);
     }
   };
-  expect(8, {5, 2, 1}, {{5, 5}, {2, 2}, {1, 1}});
+  expect(8, {5, 2, 1}, {{{5, 5}}, {{2, 2}}, {{1, 1}}});
   // One group for all ranks: each has its B and C.
-  expect(1, {5, 2, 1}, {{5, 1}, {2, 1}, {1, 1}});
-  expect(8, {}, {{3, 3}, {3, 3}, {2, 2}});
+  expect(1, {5, 2, 1}, {{{5, 1}}, {{2, 1}}, {{1, 1}}});
+  expect(8, {}, {{{3, 3}}, {{3, 3}}, {{2, 2}}});
+  // Two groups: the first rank has one and a half of them.
+  expect(2, {6, 2}, {{{4, 1}, {2, 1}}, {{2, 1}}});
 }
 
 // Attention likewise: 8 heads in 8 groups at 6 to 2.

@@ -106,7 +106,7 @@ TEST_F(Volume, OfSharedKeyHeads_IsThatOfTheFormula) {
   }
 }
 
-// With fewer groups of state-space heads than ranks, sums of the norm are added up over the ranks.
+// Where ranks share groups of state-space heads, sums of the norm are added up over the ranks.
 TEST_F(Volume, OfStateSpaceHeads_IsThatOfTheFormula) {
   for (const int groups : {1, 2, 6}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
@@ -118,6 +118,10 @@ TEST_F(Volume, OfStateSpaceHeads_IsThatOfTheFormula) {
       ExpectFormula(run);
       run.tensor_overlap = TensorOverlap::kHalves;
       ExpectFormula(run);
+      // The first has heads of the other's group, where there are two.
+      run.tensor_weights = {5, 1};
+      ExpectFormula(run);
+      run.tensor_weights.clear();
       run.layout.degrees = PerAxis(1, 2, 1, 4);
       run.layout.zero = 3;
       ExpectFormula(run);
@@ -171,6 +175,9 @@ TEST_F(Volume, OfStatesPassedBetweenContextRanks_IsThatOfTheFormula) {
       // Shares of heads, and ranks that share groups of them.
       run.layout.degrees = PerAxis(1, 1, 2, ranks);
       run.layout.sequence_parallel = ranks == 4;
+      ExpectFormula(run);
+      run.tensor_weights = {3, 1, 1, 1};
+      run.tensor_weights.resize(static_cast<size_t>(ranks));
       ExpectFormula(run);
     }
     Case deep = Split(SmallMamba2(4), PerAxis(2, 1, ranks, 1));

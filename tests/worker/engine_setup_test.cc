@@ -469,8 +469,12 @@ TEST(Balance, RanksOfAMamba2_GetHeadsBySpeed) {
           channels += parameters.at(id).elements();
         }
       }
-      ranks.push_back(
-          {shape.own_scan_heads, shape.own_scan_groups, (channels - 8 * shape.own_scan_heads) / 2});
+      int64_t heads = 0, groups = 0;
+      for (const parallel::ScanPart& part : shape.own_scans) {
+        heads += part.heads;
+        groups += part.groups;
+      }
+      ranks.push_back({heads, groups, (channels - 8 * heads) / 2});
     }
     return ranks;
   };
@@ -479,8 +483,9 @@ TEST(Balance, RanksOfAMamba2_GetHeadsBySpeed) {
   EXPECT_EQ(held(8, 1), (std::vector<Held>{{5, 1, 4}, {3, 1, 4}}));
   // Eight groups of three heads: five and three whole groups, with their B and C alone.
   EXPECT_EQ(held(24, 8), (std::vector<Held>{{15, 5, 20}, {9, 3, 12}}));
-  // A group stays whole where each rank can have one, so that two are one each.
-  EXPECT_EQ(held(24, 2), (std::vector<Held>{{12, 1, 4}, {12, 1, 4}}));
+  // Two groups of twelve: three heads of the second are the first rank's, and both ranks have B and
+  // C of both.
+  EXPECT_EQ(held(24, 2), (std::vector<Held>{{15, 2, 8}, {9, 1, 8}}));
 }
 
 // One of each kind is timed, in whatever order the pattern has them.

@@ -18,14 +18,17 @@ namespace {
 using kernels::DeviceKind;
 using parallel::Axis;
 
-// What a tensor rank's memory depends on: how much it holds of everything that is shared out, and
-// of how many groups.
+// What a tensor rank's memory depends on: how much it holds of everything that is shared out, of
+// how many groups, and in which parts.
 using Shares = std::vector<std::pair<int64_t, int64_t>>;
 
 Shares SharesOf(const parallel::ModelDescription& model, const parallel::ModelParallel& part) {
   Shares shares;
   for (const parallel::SplitShare& share : parallel::TensorShard::Of(model, part).shares) {
     shares.emplace_back(share.span.size(), share.groups.size());
+    for (const parallel::GroupPart& part : share.parts) {
+      shares.emplace_back(part.units.size(), part.groups.size());
+    }
   }
   return shares;
 }
