@@ -56,6 +56,8 @@ constexpr Layout kLayouts[] = {
     {"tensor 2, halves of all rows", 2, "tensor=2 tensor_overlap=halves"},
     {"tensor 2, uneven, halves", 2,
      "tensor=2 sequence=true tensor_overlap=halves tensor_shares=[9,7]"},
+    // Of eight heads in two groups the first rank has six.
+    {"tensor 2, uneven groups", 2, "tensor=2 sequence=true tensor_shares=[3,1]"},
     {"tensor 2, halves, recompute", 2,
      "tensor=2 sequence=true tensor_overlap=halves training.recompute=full"},
     {"ring 2", 2, "context=2"},
@@ -80,7 +82,7 @@ constexpr Layout kLayouts[] = {
     {"all-to-all 4", 4, "context=4 context_method=all_to_all"},
     {"scan by heads 4", 4, "context=4 scan_method=all_to_all"},
     {"scan by states 2 x tensor 2", 4, "context=2 tensor=2 sequence=true"},
-    {"scan by states 2 x tensor 2, uneven", 4,
+    {"scan by states 2 x tensor 2, uneven groups", 4,
      "context=2 tensor=2 sequence=true tensor_shares=[3,1]"},
     {"scan by heads 2 x tensor 2", 4, "context=2 tensor=2 sequence=true scan_method=all_to_all"},
     {"pipeline 4", 4, "pipeline=4"},
