@@ -40,11 +40,12 @@ inline int SsdShares(int64_t multiprocessors, int64_t chunks_of_groups, int64_t 
 // Of the fused backward on Hopper.
 constexpr double kSsdBackwardFixedHeads = 3.0;
 
-// Whether the fused kernels for Hopper take heads of this width with states of so many columns: TMA
-// counts in 16 bytes.
+// TMA counts in 16 bytes.
+constexpr int64_t kSsdColumnsStep = 8;
+// Whether the fused kernels for Hopper take heads of this width with states of so many columns.
 constexpr bool SsdIsFused(int64_t width, int64_t columns) {
-  return width % 8 == 0 && columns % 8 == 0 && width > 0 && columns > 0 && width <= 256 &&
-         columns <= 256;
+  return width % kSsdColumnsStep == 0 && columns % kSsdColumnsStep == 0 && width > 0 &&
+         columns > 0 && width <= 256 && columns <= 256;
 }
 
 // How the fused kernels cut the state of a head into tiles: of 64 x 64, 64 x 128 or 128 x 64.

@@ -7,10 +7,11 @@ processor (cgroup cpu, a period of 5 ms), so that the two do 1.6 times the work 
     even       equal shares, nobody is held back
     throttled  equal shares, rank 1 is held back: every step waits for it
     uneven     tensor_shares [5, 3], rank 1 is held back
+    measured   balance: measured, rank 1 is held back from its start
     ideal      even x 2 / 1.6: what a split without any loss could reach
 
-Takes turns, and prints medians and the ratio uneven / ideal as one line of JSON. Root only; the
-machine must have two idle processors.
+Takes turns, and prints medians, the ratios to the ideal and the shares that were measured as one
+line of JSON. Root only; the machine must have two idle processors.
 
     tests/bench/uneven.py --bin build/bin [--runs 3] [--groups 1]
 """
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import sys
@@ -37,7 +39,7 @@ engine:
   model: {{family: mamba2, layers: 4, hidden: 512, mamba: {{head_width: 64, state: 64, groups: {groups}}}, vocab: 256, sequence_length: 512}}
   data: {{train: [{{path: data/text}}]}}
   training: {{steps: 100000, global_batch: 2, micro_batch: 2, seed: 7, optimizer: {{adamw: {{lr: 1.0e-4}}}}}}
-  parallel: {{tensor: 2, sequence: true, tensor_shares: {shares}}}
+  parallel: {{tensor: 2, sequence: true, {split}}}
 resources: {{device: cpu, ranks: 2, threads_per_rank: 1}}
 checkpoint: {{path: checkpoints/{name}, every_steps: 100000}}
 """
@@ -65,14 +67,15 @@ class Throttle:
         self.path.rmdir()
 
 
-def step_seconds(cluster, name, shares, groups, throttle):
+def step_seconds(cluster, name, split, groups, throttle):
     path = cluster.cwd / f"{name}.yaml"
-    path.write_text(SPEC.format(name=name, shares=shares, groups=groups))
+    path.write_text(SPEC.format(name=name, split=split, groups=groups))
     cluster.run("submit", path)
+    if throttle is not None:  # before it measures
+        job = cluster.wait_for(name, "rank 1 has a process", lambda j: j["ranks"][1]["pid"] > 0)
+        throttle.hold(job["ranks"][1]["pid"])
     job = cluster.wait_for(name, "it trains", lambda j: j["step"] >= 1 or is_final(j))
     assert job["state"] == "running", job["message"]
-    if throttle is not None:
-        throttle.hold(job["ranks"][1]["pid"])
     first = cluster.wait_for(name, "it is warm", lambda j: j["step"] >= job["step"] + WARM_UP)
     begin = time.monotonic()
     last = cluster.wait_for(name, "it has trained", lambda j: j["step"] >= first["step"] + STEPS)
@@ -92,17 +95,22 @@ def main():
     directory = pathlib.Path(tempfile.mkdtemp(prefix="muster-uneven-"))
     cluster = Cluster(options.bin.resolve(), directory / "home", cwd=directory, workers=1, slots=2)
     throttle = Throttle(SPEED)
-    seconds = {"even": [], "throttled": [], "uneven": []}
+    seconds = {"even": [], "throttled": [], "uneven": [], "measured": []}
+    measured = []
     try:
         (directory / "text").write_bytes(pathlib.Path(__file__).read_bytes() * 200)
         cluster.run("data", "tokenize", "--input", directory / "text", "--output",
                     directory / "data/text", "--tokenizer", "bytes")
         cluster.up()
         for run in range(options.runs):
-            for what, shares, held in (("even", [1, 1], None), ("throttled", [1, 1], throttle),
-                                       ("uneven", [5, 3], throttle)):
-                seconds[what].append(step_seconds(cluster, f"{what}-{run}", shares,
+            for what, split, held in (("even", "tensor_shares: [1, 1]", None),
+                                      ("throttled", "tensor_shares: [1, 1]", throttle),
+                                      ("uneven", "tensor_shares: [5, 3]", throttle),
+                                      ("measured", "balance: measured", throttle)):
+                seconds[what].append(step_seconds(cluster, f"{what}-{run}", split,
                                                   options.groups, held))
+            log = cluster.run("logs", f"measured-{run}").stdout
+            measured.append(re.search(r"tensor_shares=\[([^]]*)\]|equally fast", log).group(0))
     finally:
         cluster.down()
         throttle.close()
@@ -116,7 +124,9 @@ def main():
            for what, values in seconds.items()},
         "ideal": round(ideal, 3),
         "throttled_to_ideal": round(median["throttled"] / ideal, 3),
-        "uneven_to_ideal": round(median["uneven"] / ideal, 3)}))
+        "uneven_to_ideal": round(median["uneven"] / ideal, 3),
+        "measured_to_ideal": round(median["measured"] / ideal, 3),
+        "measured_shares": measured}))
     return 0
 
 

@@ -43,8 +43,11 @@ using parallel::Axis;
 using parallel::FailureDomain;
 
 constexpr int kRuns = 5;  // after a first one that makes plans and fills caches
-// Speeds are rounded to sixteenths: noise leaves equal devices equal shares, hence equal bits.
-constexpr double kShareUnits = 16;
+// Of the fastest rank: fine enough for single heads.
+constexpr double kShareUnits = 128;
+// Ranks so little slower than the fastest count as fast as it: noise leaves equal devices equal
+// shares, hence equal bits.
+constexpr double kNoise = 1.0 / 32;
 constexpr absl::Duration kPatience = absl::Minutes(5);  // how long ranks wait for each other
 constexpr char kResultKey[] = "balance/result";
 
@@ -160,7 +163,9 @@ void EvenShares(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec) {
   }
   const double fastest = *std::max_element(speeds.begin(), speeds.end());
   for (double& speed : speeds) {
-    speed = std::max(1.0, std::round(kShareUnits * speed / fastest));
+    speed = speed >= (1 - kNoise) * fastest
+                ? kShareUnits
+                : std::max(1.0, std::round(kShareUnits * speed / fastest));
   }
   if (*std::min_element(speeds.begin(), speeds.end()) == kShareUnits) return;
   for (const double speed : speeds) split.add_tensor_shares(speed);

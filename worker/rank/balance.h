@@ -38,11 +38,12 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
 
 // Fills in pipeline_blocks and tensor_shares where the spec does not give them: stages by the mean
 // times of the layers; shares by the speed of the slowest rank at each place in the tensor groups,
-// in sixteenths of the fastest place's. Shares stay unset when all places are equally fast, or when
-// attention (all_to_all) cannot divide the heads that way. A share that needs more memory than its
-// ranks have is reduced until it fits, and so are the blocks of a stage with one model chunk.
-// Returns what was reduced, with the numbers, or "". Where nothing fits the measured times alone
-// decide; SetUpEngine then refuses the spec and names a change that fits.
+// in steps of 1/128 of the fastest place's. Shares stay unset when all places are within 3 % of it,
+// which noise alone can explain, or when attention (all_to_all) cannot divide the heads that way. A
+// share that needs more memory than its ranks have is reduced until it fits, and so are the blocks
+// of a stage with one model chunk. Returns what was reduced, with the numbers, or "". Where nothing
+// fits the measured times alone decide; SetUpEngine then refuses the spec and names a change that
+// fits.
 absl::StatusOr<std::string> Even(const std::vector<RankMeasure>& ranks, v1::JobSpec& spec);
 
 // Whether ranks measure themselves for a spec that has its defaults.

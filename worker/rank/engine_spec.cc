@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/attention/head_width.h"
+#include "kernels/ssm/ssd_workspace.h"
 #include "parallel/pipeline/stages.h"
 #include "parallel/plan/validate.h"
 #include "parallel/train/failure.h"
@@ -175,6 +176,45 @@ absl::Status CheckHeadWidth(const v1::JobSpec& spec) {
                                           path.status().message()));
 }
 
+// Whether GEMMs run on tensor cores as 16-bit products.
+bool IsNarrow(v1::Precision precision) {
+  return precision == v1::PRECISION_BF16 || precision == v1::PRECISION_FP16;
+}
+
+std::string AttentionWarning(const v1::JobSpec& spec) {
+  if (spec.engine().model().heads() == 0) return "";  // no attention
+  const auto path = AttentionPathOf(spec);
+  if (!path.ok() || !IsNarrow(spec.engine().training().precision()) ||
+      *path != kernels::AttentionPath::kCudaCores) {
+    return "";
+  }
+  return absl::StrCat("engine.model.heads: heads are ", HeadWidth(spec.engine().model()),
+                      " columns wide; unless cuDNN takes them, attention runs on CUDA cores, which "
+                      "is several times slower than heads of up to ",
+                      kernels::kTensorCoreHeadWidthMax, " columns, a multiple of ",
+                      kernels::kTensorCoreHeadWidthStep);
+}
+
+std::string ScanWarning(const v1::JobSpec& spec) {
+  const v1::ModelSpec& model = spec.engine().model();
+  if (!model.has_mamba() || DeviceKindOf(spec) != kernels::DeviceKind::kCuda) return "";
+  const int64_t width = model.mamba().head_width(), state = model.mamba().state();
+  std::string what;
+  if (!IsNarrow(spec.engine().training().precision())) {
+    what = "engine.training.precision: without bf16 or fp16";
+  } else if (!kernels::SsdIsFused(width, kernels::kSsdColumnsStep)) {
+    what = absl::StrCat("engine.model.mamba.head_width: with ", width, " columns");
+  } else if (!kernels::SsdIsFused(kernels::kSsdColumnsStep, state)) {
+    what = absl::StrCat("engine.model.mamba.state: with ", state, " columns");
+  } else {
+    return "";
+  }
+  return absl::StrCat(what,
+                      " the state-space scan runs on CUDA cores, tens of times slower than in bf16 "
+                      "or fp16 with a head width and a state that are multiples of ",
+                      kernels::kSsdColumnsStep);
+}
+
 }  // namespace
 
 kernels::DeviceKind DeviceKindOf(const v1::JobSpec& spec) {
@@ -250,17 +290,12 @@ absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
   return part;
 }
 
-std::string AttentionWarning(const v1::JobSpec& spec) {
-  if (spec.engine().model().heads() == 0) return "";  // no attention
-  const auto path = AttentionPathOf(spec);
-  const auto precision = spec.engine().training().precision();
-  const bool narrow = precision == v1::PRECISION_BF16 || precision == v1::PRECISION_FP16;
-  if (!path.ok() || !narrow || *path != kernels::AttentionPath::kCudaCores) return "";
-  return absl::StrCat("engine.model.heads: heads are ", HeadWidth(spec.engine().model()),
-                      " columns wide; unless cuDNN takes them, attention runs on CUDA cores, which "
-                      "is several times slower than heads of up to ",
-                      kernels::kTensorCoreHeadWidthMax, " columns, a multiple of ",
-                      kernels::kTensorCoreHeadWidthStep);
+std::vector<std::string> KernelWarnings(const v1::JobSpec& spec) {
+  std::vector<std::string> warnings;
+  for (std::string warning : {AttentionWarning(spec), ScanWarning(spec)}) {
+    if (!warning.empty()) warnings.push_back(std::move(warning));
+  }
+  return warnings;
 }
 
 absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,

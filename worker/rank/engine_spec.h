@@ -40,9 +40,10 @@ absl::StatusOr<SplitRun> SplitOf(const v1::JobSpec& spec);
 // of the tensor group, and how they are computed. kInvalidArgument: more stages than blocks.
 absl::StatusOr<parallel::ModelParallel> PartOf(const v1::JobSpec& spec,
                                                const parallel::PerAxis& coordinate);
-// What to tell people about the attention kernels that the job will run: a sentence where these are
-// the slow ones, else empty (kernels/attention/head_width.h).
-std::string AttentionWarning(const v1::JobSpec& spec);
+// What to tell people about the kernels that the job will run on a GPU: a sentence for attention
+// (kernels/attention/head_width.h) and for the state-space scan (kernels/ssm/ssd_workspace.h) where
+// these are the slow ones.
+std::vector<std::string> KernelWarnings(const v1::JobSpec& spec);
 // The model of that part, which describes its parameters and does not allocate them.
 absl::StatusOr<std::unique_ptr<parallel::Model>> BuildModel(const v1::JobSpec& spec,
                                                             const parallel::PerAxis& coordinate);

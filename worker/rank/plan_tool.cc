@@ -117,8 +117,8 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
   object["with"] = With(spec.engine());
-  if (const std::string warning = AttentionWarning(spec); !warning.empty()) {
-    object["warnings"] = {warning};
+  if (const std::vector<std::string> warnings = KernelWarnings(spec); !warnings.empty()) {
+    object["warnings"] = warnings;
   }
   if (const std::optional<PlannedChange> even = EvenMemory(spec, plan); even.has_value()) {
     object["even"] = {{"advice", EvenText(*even)},

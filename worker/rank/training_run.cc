@@ -84,9 +84,7 @@ void PrintJob(const v1::RankAssignment& assignment, const EngineSetup& setup,
       static_cast<double>(trainer.arena().peak_bytes()) * 1e-6,
       static_cast<double>(trainer.host_state_bytes()) * 1e-6));
   PrintLine(arithmetic.ToText());
-  if (const std::string warning = AttentionWarning(assignment.spec()); !warning.empty()) {
-    PrintLine(warning);
-  }
+  for (const std::string& warning : KernelWarnings(assignment.spec())) PrintLine(warning);
 }
 
 // Restores the newest checkpoint that is whole; without one, loads the initial weights of the spec,
