@@ -664,30 +664,46 @@ TEST_P(TrainerStepsTest, Fp16_SkipsWhatOverflowsAndLearnsAsInFp32) {
 
 // On a GPU in every precision, whatever is recomputed or on the host; on the host these have the
 // same bits.
-TEST_P(TrainerStepsTest, Mamba2_LearnsAsOnTheHost) {
-  model_ = Mamba2();
-  TrainerOptions options = Options();
-  options.precision = Precision::kFp32;
-  std::unique_ptr<kernels::Device> tested = std::exchange(device_, kernels::MakeCpuDevice(2));
-  const std::vector<double> host = Train(options).numbers;
-  device_ = std::move(tested);
-  ASSERT_EQ(host.size(), 7u * 2 + 3);
-  const auto expect_near = [&](const std::vector<double>& numbers, double tolerance) {
-    ASSERT_EQ(numbers.size(), host.size());
-    for (size_t i = 0; i < host.size(); ++i) {
-      EXPECT_NEAR(numbers[i], host[i], tolerance * std::abs(host[i])) << i;
+TEST_P(TrainerStepsTest, ScansInEveryPrecision_LearnAsOnTheHost) {
+  for (const ModelDescription& model : {Mamba2(), Hybrid()}) {
+    SCOPED_TRACE(model.family);
+    model_ = model;
+    TrainerOptions options = Options();
+    options.precision = Precision::kFp32;
+    std::unique_ptr<kernels::Device> tested = std::exchange(device_, kernels::MakeCpuDevice(2));
+    const std::vector<double> host = Train(options).numbers;
+    device_ = std::move(tested);
+    ASSERT_EQ(host.size(), 7u * 2 + 3);
+    const auto expect_near = [&](const std::vector<double>& numbers, double tolerance) {
+      ASSERT_EQ(numbers.size(), host.size());
+      for (size_t i = 0; i < host.size(); ++i) {
+        EXPECT_NEAR(numbers[i], host[i], tolerance * std::abs(host[i])) << i;
+      }
+    };
+    expect_near(Train(options).numbers, GetParam() ? 2e-3 : 0);
+    if (GetParam()) {
+      tested = std::exchange(device_, *kernels::MakeCudaDevice(0, {.tf32 = true}));
+      expect_near(Train(options).numbers, 0.02);
+      device_ = std::move(tested);
     }
-  };
-  expect_near(Train(options).numbers, GetParam() ? 2e-3 : 0);
-  if (GetParam()) options.precision = Precision::kBf16;
-  const std::vector<double> kept = Train(options).numbers;
-  expect_near(kept, GetParam() ? 0.05 : 0);
-  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
-    EXPECT_EQ(Train(options, {.recompute = recompute}).numbers, kept);
+    for (const Precision precision : {Precision::kBf16, Precision::kFp16}) {
+      if (GetParam()) {
+        options.precision = precision;
+        options.loss_scaling = {.dynamic = precision == Precision::kFp16, .initial = 1024};
+      } else if (precision == Precision::kFp16) {
+        break;  // hosts train in fp32
+      }
+      options.offload_optimizer = 0;
+      const std::vector<double> kept = Train(options).numbers;
+      expect_near(kept, GetParam() ? 0.05 : 0);
+      for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+        EXPECT_EQ(Train(options, {.recompute = recompute}).numbers, kept);
+      }
+      EXPECT_EQ(Train(options, {.offload_activations = true}).numbers, kept);
+      options.offload_optimizer = 1;
+      EXPECT_EQ(Train(options).numbers, kept);
+    }
   }
-  EXPECT_EQ(Train(options, {.offload_activations = true}).numbers, kept);
-  options.offload_optimizer = 1;
-  EXPECT_EQ(Train(options).numbers, kept);
 }
 
 // Steps of the scan from 1e-9 to more than 20, within a model and from its first step on: exponents
@@ -733,6 +749,22 @@ TEST_P(TrainerStepsTest, Mamba2WithExtremeSteps_StaysFinite) {
   EXPECT_LT(run.reports.back().loss, run.reports.front().loss);
   std::printf("%lld steps, loss %.3f to %.3f\n", static_cast<long long>(options.steps),
               run.reports.front().loss, run.reports.back().loss);
+  if (!GetParam()) return;
+  // What overflows in fp16 is skipped, and does not last.
+  options.steps = 100;
+  options.evaluate_every = options.steps;
+  options.precision = Precision::kFp16;
+  options.loss_scaling = {.dynamic = true, .initial = 65536, .growth_interval = 50};
+  const Recorder fp16 = Train(options);
+  EXPECT_OK(fp16.ended);
+  ASSERT_EQ(fp16.reports.size(), 100u);
+  int skipped = 0;
+  for (const StepReport& report : fp16.reports) {
+    ASSERT_TRUE(std::isfinite(report.loss)) << report.step;
+    skipped += report.skipped ? 1 : 0;
+  }
+  EXPECT_LT(skipped, 30);
+  EXPECT_LT(fp16.reports.back().loss, fp16.reports.front().loss);
 }
 
 TEST_P(TrainerStepsTest, Tf32_RoundsProductsAndLearnsAsFp32) {
