@@ -32,12 +32,13 @@ absl::StatusOr<std::unique_ptr<ActivationOffload>> ActivationOffload::Make(
 }
 
 Tensor ActivationOffload::Slot(int index) const {
-  return slots_.slots.Rows(index % ActivationSlots::kSlots * slots_.bytes, slots_.bytes);
+  return slots_.slots.Rows(slots_.slot_offset(index % ActivationSlots::kSlots),
+                           slots_.bytes[index]);
 }
 
 Tensor ActivationOffload::Home(int index) const {
-  return Tensor(static_cast<char*>(memory_->data()) + index * slots_.bytes, DType::kU8,
-                {slots_.bytes});
+  return Tensor(static_cast<char*>(memory_->data()) + slots_.host_offset(index), DType::kU8,
+                {slots_.bytes[index]});
 }
 
 void ActivationOffload::BeforeForward(kernels::Stream& compute, int block) {

@@ -1,17 +1,20 @@
 // Activations of a micro-batch in the host's memory between the forward and the backward of their
 // blocks.
 //
-// The transformer blocks of a workspace use two slots of device memory in turn. When a block's
-// forward has been enqueued, its slot is copied to the host while the next block computes in the
-// other slot; the block after that waits for the copy. The last two blocks stay on the device. When
-// a block's backward is done with its slot, the activations of the block two before it are fetched
-// there while the one between computes. Backward reads the bits that forward wrote.
+// The blocks of a workspace use two slots of device memory in turn, each as large as the largest of
+// its blocks needs. When a block's forward has been enqueued, its activations are copied to the
+// host while the next block computes in the other slot; the block after that waits for the copy.
+// The last two blocks stay on the device. When a block's backward is done with its slot, the
+// activations of the block two before it are fetched there while the one between computes. Backward
+// reads the bits that forward wrote.
 #ifndef MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 #define MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <numeric>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/device/device.h"
@@ -23,15 +26,28 @@ namespace muster::parallel {
 struct ActivationSlots {
   static constexpr int kSlots = 2;
 
-  int first = 0;          // first block, as the model counts them
-  int count = 0;          // blocks; 0: none
-  int64_t bytes = 0;      // of one slot
-  kernels::Tensor slots;  // u8 [kSlots x bytes], or [count x bytes] where that is less
+  int first = 0;               // first block, as the model counts them
+  std::vector<int64_t> bytes;  // of the activations of each block, from `first` on
+  kernels::Tensor slots;       // u8, the slots one behind the other
 
-  bool Covers(int block) const { return block >= first && block < first + count; }
+  int count() const { return static_cast<int>(bytes.size()); }
+  bool Covers(int block) const { return block >= first && block < first + count(); }
   // The number of blocks, from the first, that are copied; the others stay on the device.
-  int copied() const { return std::max(0, count - kSlots); }
-  int64_t host_bytes() const { return copied() * bytes; }
+  int copied() const { return std::max(0, count() - kSlots); }
+  int64_t slot_bytes(int slot) const {
+    int64_t most = 0;
+    for (int i = slot; i < count(); i += kSlots) most = std::max(most, bytes[i]);
+    return most;
+  }
+  // Offset of a slot, or of the end of the last.
+  int64_t slot_offset(int slot) const {
+    return slot == 0 ? 0 : slot_offset(slot - 1) + slot_bytes(slot - 1);
+  }
+  // Offset, in the host's memory, of the activations of the block at `index` of `bytes`.
+  int64_t host_offset(int index) const {
+    return std::accumulate(bytes.begin(), bytes.begin() + index, int64_t{0});
+  }
+  int64_t host_bytes() const { return host_offset(copied()); }
 };
 
 // The streams of the copies, for all workspaces of a model.
@@ -59,6 +75,7 @@ class ActivationOffload {
  private:
   ActivationOffload(ActivationStreams& streams, const ActivationSlots& slots)
       : streams_(streams), slots_(slots) {}
+  // The activations of the block at `index`, on the device and on the host.
   kernels::Tensor Slot(int index) const;
   kernels::Tensor Home(int index) const;
 

@@ -75,10 +75,9 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     if (!blocks_[i]->offloads()) continue;
     kernels::Arena size;
     blocks_[i]->TakeSaved(size, shape);
-    if (slots.count == 0) slots.first = i;
-    CHECK_EQ(i, slots.first + slots.count) << "blocks that offload follow each other";
-    ++slots.count;
-    slots.bytes = std::max(slots.bytes, size.Mark());
+    if (slots.count() == 0) slots.first = i;
+    CHECK_EQ(i, slots.first + slots.count()) << "blocks that offload follow each other";
+    slots.bytes.push_back(size.Mark());
   }
   int64_t base = 0;  // offset of the slots
   for (int i = range.begin; i < range.end; ++i) {
@@ -90,13 +89,13 @@ Workspace Model::TakeSaved(kernels::Arena& arena, const BatchShape& shape, Block
     if (index == 0) base = arena.Mark();
     arena.ReleaseTo(base);
     if (const int slot = index % ActivationSlots::kSlots; slot > 0) {
-      arena.Take("activations", DType::kU8, {slot * slots.bytes});
+      arena.Take("activations", DType::kU8, {slots.slot_offset(slot)});
     }
     workspace.saved.push_back(blocks_[i]->TakeSaved(arena, shape));
     // The next block takes memory behind the slots, unless it offloads too.
     arena.ReleaseTo(base);
-    slots.slots = arena.Take("activations", DType::kU8,
-                             {std::min(slots.count, ActivationSlots::kSlots) * slots.bytes});
+    slots.slots =
+        arena.Take("activations", DType::kU8, {slots.slot_offset(ActivationSlots::kSlots)});
   }
   return workspace;
 }

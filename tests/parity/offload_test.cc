@@ -109,6 +109,37 @@ TEST(Offload, DeviceMemoryOfActivations_DoesNotGrowWithTheBlocks) {
   EXPECT_EQ(planned(8, true).first + planned(8, true).second, planned(8, false).first);
 }
 
+// Two kinds of blocks in turn: each has a slot of its own, and the host has nothing but
+// activations.
+TEST(Offload, ActivationsOfUnequalBlocks_TakeWhatEachNeeds) {
+  ModelDescription model = SmallHybrid(/*layers=*/1, /*llama=*/true);
+  model.sizes["layers"] = 6;
+  model.texts["pattern"] = "M-MM-MM-M";
+  const auto planned = [&](bool offload) {
+    kernels::Arena arena;
+    ModelParallel part;
+    part.offload_activations = offload;
+    const int64_t host = PipelineExecutor::PlanMemory(MakePipelinePlan({.micro_batches = 2}),
+                                                      **MakeModel(model, part), 0, arena,
+                                                      {.batch = 2, .sequence = 16});
+    return std::pair(arena.peak_bytes(), host);
+  };
+  const auto [device, host] = planned(true);
+  EXPECT_GT(host, 0);
+  EXPECT_EQ(device + host, planned(false).first);
+
+  Harness harness;
+  for (const char* const pattern : {"M-MM-MM-M", "MM-MMM-M-"}) {
+    Case run = Offloaded(0);
+    model.texts["pattern"] = pattern;
+    run.model = model;
+    SCOPED_TRACE(run.ToString());
+    const RankResult on_device = harness.Train(run)[0];
+    run.offload_activations = true;
+    ExpectSameBits(on_device, harness.Train(run)[0]);
+  }
+}
+
 TEST(Offload, ActivationsWithABackwardInTwoParts_AreRefused) {
   ModelParallel part;
   part.offload_activations = part.split_backward = true;
