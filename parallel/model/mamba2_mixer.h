@@ -11,7 +11,8 @@
 // log-uniform in [0.001, 0.1), d 1.
 //
 // Tensor parallel: a rank has some heads: their rows of z, x and dt, their channels, their columns
-// of the output projection; and the rows of their groups' B and C. With fewer groups than ranks
+// of the output projection; and the rows of their groups' B and C. Where ranks share a group, since
+// there are fewer groups than ranks or since shares by single heads are faster (tensor_parallel.h),
 // B and C of all groups are held by all ranks (TensorSharing::kPartial), and the sums of the gated
 // norm over a row are added up over the ranks, G fp32 numbers per token forward and backward.
 //

@@ -1,7 +1,7 @@
-// A mixer: what one residual branch computes between its norm and the residual stream. Attention
-// and the MLP are mixers. ResidualBlock (residual_block.h) runs them under every schedule: it owns
-// the norm in front, the row-parallel GEMM behind, dropout, and all collectives of the tensor
-// group.
+// A mixer: what one residual branch computes between its norm and the residual stream. Attention,
+// the state-space scan of Mamba-2 and the MLP are mixers. ResidualBlock (residual_block.h) runs
+// them under every schedule: it owns the norm in front, the row-parallel GEMM behind, dropout, and
+// all collectives of the tensor group.
 //
 //   y = norm(residual)             [R,C], gathered to all rows x [T,C] by the block
 //   Project: x -> own inputs       column-parallel GEMM; any rows

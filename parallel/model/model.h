@@ -81,13 +81,13 @@ struct BlockExchanges {
   int64_t sums_per_token = 0;
 };
 
-// Blocks [begin, end), numbered embedding, transformer blocks, head; end < 0: to the last one.
+// Blocks [begin, end), numbered embedding, residual blocks, head; end < 0: to the last one.
 struct BlockRange {
   int begin = 0;
   int end = -1;
 };
 
-// What a transformer block does not keep from forward but recomputes in backward. The results are
+// What a block does not keep from forward but recomputes in backward. The results are
 // the same: in fp32 bit for bit.
 enum class Recompute : uint8_t {
   kNone,
@@ -133,7 +133,7 @@ struct ModelParallel {
   TensorOverlap tensor_overlap = TensorOverlap::kBackward;
   // How much work each rank of the group gets, in any unit; empty: equal shares.
   std::vector<double> tensor_weights;
-  // Applies to the first recompute_blocks transformer blocks of the rank, or to all with 0.
+  // Applies to the first recompute_blocks blocks of the rank, or to all with 0.
   // kSelective saves as much memory as these would, but drops activations first, in more blocks,
   // because they cost least to recompute, then norms, then scans.
   Recompute recompute = Recompute::kNone;
@@ -151,7 +151,7 @@ struct ModelParallel {
   ScanMethod scan_method = ScanMethod::kStatePassing;  // of state-space mixers
   // Attention stays within documents (ModelBatch::documents).
   bool documents = false;
-  // What transformer blocks keep is in host memory until their backward (activation_offload.h).
+  // What blocks keep is in host memory until their backward (activation_offload.h).
   // Excludes split_backward, which leaves gradients in the same memory.
   bool offload_activations = false;
   // Backward gives the same bits every time; see kernels::AttentionBackwardArgs.
