@@ -168,13 +168,20 @@ void Model::Forward(const Pass& pass, Workspace& workspace, BlockRange range) co
     const kernels::Range shown(pass.stream, blocks_[i]->name(), pass.trace);
     const bool offloads = workspace.offload != nullptr && workspace.slots.Covers(i);
     if (offloads) workspace.offload->BeforeForward(pass.stream, i);
-    // With offloaded activations, the memory of the next block may not be free yet.
-    const bool followed = i + 1 < range.end && workspace.slots.copied() == 0;
+    const bool followed = i + 1 < range.end;
     workspace.forward.next_sum =
         followed ? blocks_[i + 1]->SumStorage(*workspace.saved[i + 1 - workspace.first_block])
                  : kernels::Tensor();
-    const std::vector<ParameterId> begins =
-        followed ? blocks_[i + 1]->BeginsWith() : std::vector<ParameterId>();
+    // With offloaded activations, the memory of the next block may not be free yet.
+    workspace.forward.await_next_sum = nullptr;
+    if (followed && workspace.offload != nullptr && workspace.slots.Covers(i + 1)) {
+      workspace.forward.await_next_sum = [&workspace, &pass, next = i + 1] {
+        workspace.offload->BeforeForward(pass.stream, next);
+      };
+    }
+    const std::vector<ParameterId> begins = followed && workspace.slots.copied() == 0
+                                                ? blocks_[i + 1]->BeginsWith()
+                                                : std::vector<ParameterId>();
     const bool ahead = !begins.empty() && (pass.gate == nullptr || pass.gate->AcquireEarly(begins));
     workspace.forward.next = ahead ? blocks_[i + 1].get() : nullptr;
     workspace.forward.next_saved =

@@ -22,6 +22,7 @@
 #define MUSTER_PARALLEL_MODEL_MODEL_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -222,6 +223,9 @@ struct ForwardState {
   // Where the next block keeps residual + branch, [R,C]. A block may write the sum there; it then
   // becomes the residual, and there is no branch. Empty where no block follows on this rank.
   kernels::Tensor next_sum;
+  // Where set, a block calls it before it writes to next_sum, whose memory may be in use until
+  // then.
+  std::function<void()> await_next_sum;
   // Half-batches: the next block, which begins with a half-batch as soon as this block is done with
   // it; null where it has to wait. `begun` is what the next block has begun.
   const Block* next = nullptr;

@@ -320,6 +320,7 @@ void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, Mix
   const Linear& linear = layer.mixer->output();
   const Tensor x = layer.mixer->Output(saved);
   if (shard_.size == 1 && !next_sum.empty() && !layer.dropout.Drops(pass)) {
+    if (next_sum.data() == state.next_sum.data() && state.await_next_sum) state.await_next_sum();
     LinearForwardAdding(pass, linear, x, state.residual, next_sum);
     state.residual = next_sum;
     return;
