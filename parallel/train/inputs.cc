@@ -71,11 +71,16 @@ absl::Status CheckBatch(const TrainerInputs& inputs) {
         "into the rows of %d tensor-parallel ranks",
         options.micro_batch, sequence, tokens, shape.tensor_size));
   }
-  if (shape.context_size != context || sequence % (2 * context) != 0) {
+  if (shape.context_size != context) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d context-parallel ranks, with a model that was cut for %d", context,
+                        shape.context_size));
+  }
+  if (context > 1 && sequence % (2 * context) != 0) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "samples of %d tokens over %d context-parallel ranks, with a model cut for %d: the ranks "
-        "must be the same, and the samples a multiple of two chunks per rank (%d)",
-        sequence, context, shape.context_size, 2 * context));
+        "samples of %d tokens over %d context-parallel ranks: they must be a multiple of two "
+        "chunks per rank (%d)",
+        sequence, context, 2 * context));
   }
   return absl::OkStatus();
 }

@@ -668,6 +668,7 @@ TEST_P(TrainerStepsTest, ScansInEveryPrecision_LearnAsOnTheHost) {
   for (const ModelDescription& model : {Mamba2(), Hybrid()}) {
     SCOPED_TRACE(model.family);
     model_ = model;
+    if (model.family == "mamba2") model_.sizes["layers"] = 4;  // two of which are offloaded
     TrainerOptions options = Options();
     options.precision = Precision::kFp32;
     std::unique_ptr<kernels::Device> tested = std::exchange(device_, kernels::MakeCpuDevice(2));
@@ -702,6 +703,29 @@ TEST_P(TrainerStepsTest, ScansInEveryPrecision_LearnAsOnTheHost) {
       EXPECT_EQ(Train(options, {.offload_activations = true}).numbers, kept);
       options.offload_optimizer = 1;
       EXPECT_EQ(Train(options).numbers, kept);
+    }
+  }
+}
+
+TEST_P(TrainerStepsTest, SequencesOfAnyLength_LearnAsOnTheHost) {
+  for (const ModelDescription& model : {Gpt2(), Llama(), Mamba2(), Hybrid()}) {
+    for (const int64_t sequence : {1, 63, 127}) {
+      SCOPED_TRACE(absl::StrCat(model.family, ", ", sequence, " tokens"));
+      model_ = model;
+      model_.sizes["sequence_length"] = sequence;
+      TrainerOptions options = Options();
+      options.precision = Precision::kFp32;
+      std::unique_ptr<kernels::Device> tested = std::exchange(device_, kernels::MakeCpuDevice(2));
+      const std::vector<double> host = Train(options).numbers;
+      device_ = std::move(tested);
+      options = Options();
+      const std::vector<double> numbers = Train(options).numbers;
+      ASSERT_EQ(numbers.size(), host.size());
+      // Gradients of a token a sample are small sums.
+      const double tolerance = !GetParam() ? 0 : sequence == 1 ? 0.15 : 0.05;
+      for (size_t i = 0; i < host.size(); ++i) {
+        EXPECT_NEAR(numbers[i], host[i], tolerance * std::abs(host[i])) << i;
+      }
     }
   }
 }
