@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 
@@ -41,15 +42,17 @@ absl::StatusOr<std::vector<int>> PartitionLayersWithin(
   }
   // best[part][end]: layers [0, end) in part + 1 parts.
   std::vector<std::vector<Cut>> best(parts, std::vector<Cut>(layers + 1));
-  for (int end = 1; end <= layers; ++end) {
-    if (fits(0, 0, end)) best[0][end] = {sums[end], sums[end] * sums[end], 0};
-  }
-  for (int part = 1; part < parts; ++part) {
-    for (int end = part + 1; end <= layers; ++end) {
+  for (int part = 0; part < parts; ++part) {
+    // Every later part needs a layer, and the last one ends with the layers.
+    const int behind = parts - 1 - part;
+    int first = part;  // the first layer with which a range up to `end` fits
+    for (int end = behind == 0 ? layers : part + 1; end <= layers - behind; ++end) {
+      while (first < end && !fits(part, first, end)) ++first;
       Cut& cut = best[part][end];
-      for (int begin = part; begin < end; ++begin) {
+      if (part == 0 && first == 0) cut = {sums[end], sums[end] * sums[end], 0};
+      for (int begin = first; part > 0 && begin < end; ++begin) {
         const Cut& before = best[part - 1][begin];
-        if (!std::isfinite(before.largest) || !fits(part, begin, end)) continue;
+        if (!std::isfinite(before.largest)) continue;
         const double cost = sums[end] - sums[begin];
         const double largest = std::max(before.largest, cost);
         const double squares = before.squares + cost * cost;

@@ -22,7 +22,8 @@ namespace muster::parallel {
 absl::StatusOr<std::vector<int>> PartitionLayers(absl::Span<const double> costs, int parts);
 
 // The best of the cuts in which every range fits: fits(part, begin, end) says whether part `part`
-// may hold layers [begin, end). A stage that keeps the activations of many micro-batches may thus
+// may hold layers [begin, end); it then may hold every range within these, so that `fits` is asked
+// O(parts n) times. A stage that keeps the activations of many micro-batches may thus
 // get fewer layers than its share of the work. kFailedPrecondition when no cut fits.
 absl::StatusOr<std::vector<int>> PartitionLayersWithin(absl::Span<const double> costs, int parts,
                                                        absl::FunctionRef<bool(int, int, int)> fits);

@@ -120,11 +120,6 @@ class Stopwatch {
   std::vector<std::pair<std::unique_ptr<kernels::Event>, std::unique_ptr<kernels::Event>>> events_;
 };
 
-// The kinds of blocks of a model. Requires: a valid spec.
-parallel::BlockKinds KindsOf(const v1::ModelSpec& model) {
-  return parallel::KindsOfBlocks(parallel::ConfigOf(Describe(model)));
-}
-
 // Mean seconds, over the ranks, of the embedding, every block and the head.
 std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::JobSpec& spec) {
   const auto mean = [&](const auto& seconds) {
@@ -136,7 +131,7 @@ std::vector<double> LayerCosts(const std::vector<RankMeasure>& ranks, const v1::
   std::vector<double> costs(static_cast<size_t>(model.layers()) + 2,
                             mean([](const RankMeasure& rank) { return rank.block; }));
   if (!ranks.front().kinds.empty()) {
-    const std::vector<int> kinds = KindsOf(model).of_block;
+    const std::vector<int> kinds = KindsOf(model);
     for (size_t i = 0; i < kinds.size(); ++i) {
       costs[i + 1] = mean([&](const RankMeasure& rank) { return rank.kinds[kinds[i]]; });
     }
@@ -223,12 +218,11 @@ class MemoryLimits {
     v1::ParallelSpec& split = *spec.mutable_engine()->mutable_parallel();
     if (!stages_ || split.pipeline_chunks() != 1) return false;
     const std::vector<double> costs = LayerCosts(ranks_, spec);
-    const v1::ModelSpec& model = spec.engine().model();
-    const bool alike = BlocksAreAlike(model);
+    const std::vector<int> kinds = KindsOf(spec.engine().model());
     std::map<StageBlocks, bool> known;
     const auto fits = [&](int stage, int begin, int end) {
       const auto [entry, added] =
-          known.try_emplace(StageBlocksOf({stage, begin, end}, model.layers() + 2, alike), true);
+          known.try_emplace(StageBlocksOf({stage, begin, end}, kinds), true);
       for (auto at = available_.lower_bound({stage, 0});
            added && entry->second && at != available_.end() && at->first.first == stage; ++at) {
         const auto needed = RankBytes(spec, parallel::PerAxis(stage, 0, 0, at->first.second),
@@ -348,7 +342,8 @@ absl::StatusOr<RankMeasure> MeasureRank(const v1::JobSpec& spec,
   part.offload_activations = false;
   part.recompute_blocks = 0;
   const v1::ModelSpec& whole = spec.engine().model();
-  const auto blocks = static_cast<int>(KindsOf(whole).first_block.size());
+  const auto blocks = static_cast<int>(
+      parallel::KindsOfBlocks(parallel::ConfigOf(Describe(whole))).first_block.size());
   ASSIGN_OR_RETURN(const auto model, parallel::MakeModelOfKinds(Describe(whole), part));
   parallel::TrainerOptions options = OptionsOf(spec);
   options.zero = 0;

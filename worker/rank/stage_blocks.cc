@@ -37,19 +37,22 @@ void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& spl
   }
 }
 
-StageBlocks StageBlocksOf(const StageRange& range, int blocks, bool alike) {
-  return {range.stage, range.end - range.begin, alike ? std::min(range.begin, 1) : range.begin,
-          range.end == blocks};
+StageBlocks StageBlocksOf(const StageRange& range, const std::vector<int>& kinds) {
+  const int between = static_cast<int>(kinds.size());
+  const bool embedding = range.begin == 0, head = range.end == between + 2;
+  return {range.stage, embedding, head,
+          std::vector<int>(kinds.begin() + std::max(range.begin - 1, 0),
+                           kinds.begin() + std::clamp(range.end - 1, 0, between))};
 }
 
-bool BlocksAreAlike(const v1::ModelSpec& model) {
-  return parallel::KindsOfBlocks(parallel::ConfigOf(Describe(model))).first_block.size() == 1;
+std::vector<int> KindsOf(const v1::ModelSpec& model) {
+  return parallel::KindsOfBlocks(parallel::ConfigOf(Describe(model))).of_block;
 }
 
 BlockMover::BlockMover(const v1::JobSpec& spec)
     : spec_(spec),
       stages_(spec.engine().parallel().pipeline()),
-      alike_(BlocksAreAlike(spec.engine().model())) {}
+      kinds_(KindsOf(spec.engine().model())) {}
 
 std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
   if (stages_ == 1 || spec_.engine().parallel().pipeline_chunks() != 1) return std::nullopt;
@@ -76,8 +79,8 @@ std::optional<SpecChange> BlockMover::Within(int64_t bytes) {
 
 // NeededBytes of the largest tensor rank of `stage`, were it to hold blocks [begin, end).
 int64_t BlockMover::StageBytes(int stage, int begin, int end) {
-  const auto [entry, added] = known_.try_emplace(
-      StageBlocksOf({stage, begin, end}, spec_.engine().model().layers() + 2, alike_), kTooMuch);
+  const auto [entry, added] =
+      known_.try_emplace(StageBlocksOf({stage, begin, end}, kinds_), kTooMuch);
   if (added) {
     // Of equal shares the first one is no smaller than the others.
     const auto& shares = spec_.engine().parallel().tensor_shares();

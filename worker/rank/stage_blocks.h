@@ -1,4 +1,4 @@
-// How many transformer blocks each pipeline stage holds, and moving them between stages that need
+// How many blocks each pipeline stage holds, and moving them between stages that need
 // too much memory and stages that need less.
 #ifndef MUSTER_WORKER_RANK_STAGE_BLOCKS_H_
 #define MUSTER_WORKER_RANK_STAGE_BLOCKS_H_
@@ -19,17 +19,16 @@ namespace muster::worker {
 // and the head as layers, into pipeline_blocks, which does not.
 void SetPipelineBlocks(const std::vector<int>& boundaries, v1::ParallelSpec& split);
 
-// A stage and what blocks it would hold: their number and, where the model's blocks are alike,
-// whether they include the embedding and the head; else the first one.
-using StageBlocks = std::tuple<int, int, int, bool>;
+// A stage, whether it would hold the embedding and the head, and the kinds of the blocks between
+// that it would hold, in their order. Ranges of which these are equal need the same memory.
+using StageBlocks = std::tuple<int, bool, bool, std::vector<int>>;
 struct StageRange {
   int stage = 0, begin = 0, end = 0;  // blocks [begin, end), as in parallel::BlockRange
 };
-// `blocks`: of the model, with embedding and head.
-StageBlocks StageBlocksOf(const StageRange& range, int blocks, bool alike);
-// Whether all blocks between embedding and head keep, send and cost the same. Requires: a valid
-// spec.
-bool BlocksAreAlike(const v1::ModelSpec& model);
+// `kinds`: of the model's blocks between embedding and head (parallel::BlockKinds::of_block).
+StageBlocks StageBlocksOf(const StageRange& range, const std::vector<int>& kinds);
+// The kinds of the blocks of a model. Requires: a valid spec.
+std::vector<int> KindsOf(const v1::ModelSpec& model);
 
 // Remembers what stages need, so that asking for several limits costs little more than for one.
 // Single-threaded. `spec` must outlive it, has its defaults and is valid.
@@ -48,8 +47,7 @@ class BlockMover {
 
   const v1::JobSpec& spec_;
   const int stages_;
-  const bool alike_;  // BlocksAreAlike
-  // By stage and the kinds of blocks that it would hold.
+  const std::vector<int> kinds_;
   std::map<StageBlocks, int64_t> known_;
 };
 
