@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <tuple>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/file_system.h"
@@ -47,6 +49,21 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr absl::Duration kVersionTimeout = absl::Seconds(2);
+
+// Refuses an option's text in fewer words than CLI11's own checks of ranges without an end.
+CLI::Validator AtLeast(int low, bool whole = true) {
+  return CLI::Validator(
+      [low, whole](const std::string& text) -> std::string {
+        double value = 0;
+        if (absl::SimpleAtod(text, &value) && value >= low &&
+            (!whole || value == std::floor(value))) {
+          return "";
+        }
+        return absl::StrCat("'", text, "' is not a ", whole ? "whole number" : "number",
+                            ", at least ", low);
+      },
+      "");
+}
 
 // Declares every command with its flags, then runs the one that the arguments name.
 class Application {
@@ -379,10 +396,10 @@ class Application {
     TakesJob(logs);
     logs->add_flag("-f,--follow", logs_.follow,
                    "Wait for more, through restarts, until the job ends");
-    logs->add_option("--rank", logs_.rank, "Rank [default: 0]")->check(CLI::NonNegativeNumber);
+    logs->add_option("--rank", logs_.rank, "Rank [default: 0]")->check(AtLeast(0));
     logs->add_option("--epoch", logs_.epoch, "Attempt [default: the newest]");
     logs->add_option("--tail", logs_.tail_bytes, "Only the last BYTES")
-        ->check(CLI::NonNegativeNumber)
+        ->check(AtLeast(0))
         ->type_name("BYTES");
     logs->add_option("--since", logs_.since,
                      "Only what was written since: 90s, 10m, 36h ago, or a time")
@@ -402,7 +419,7 @@ class Application {
     TakesJob(debug);
     debug->add_flag("--calls", debug_.calls, "Every recorded call of every rank");
     debug->add_option("--timeout", debug_timeout_, "Seconds a rank has to answer [default: 5]")
-        ->check(CLI::PositiveNumber)
+        ->check(AtLeast(1))
         ->type_name("SECONDS");
     CLI::App* events = Add(app_, "events", "What happened to a job, or in the cluster", [this] {
       return WithClient(
@@ -437,18 +454,18 @@ class Application {
     TakesJob(sample);
     sample->add_option("--prompt", sample_.prompt, "Text to go on from")->required();
     sample->add_option("--tokens", sample_.tokens, "Tokens to make")
-        ->check(CLI::PositiveNumber)
+        ->check(AtLeast(1))
         ->capture_default_str();
     sample->add_option("--temperature", sample_.temperature, "0 takes the likeliest token")
-        ->check(CLI::NonNegativeNumber)
+        ->check(AtLeast(0, /*whole=*/false))
         ->capture_default_str();
     sample->add_option("--top-k", sample_.top_k, "Only from the K likeliest; 0 = all")
-        ->check(CLI::NonNegativeNumber)
+        ->check(AtLeast(0))
         ->capture_default_str();
     sample->add_option("--seed", sample_.seed, "The same seed gives the same text")
         ->capture_default_str();
     sample->add_option("--step", sample_.step, "Checkpoint of this step [default: the newest]")
-        ->check(CLI::PositiveNumber);
+        ->check(AtLeast(1));
     sample->add_flag("-v,--verbose", sample_.verbose,
                      "Tokens per second on stderr, also where that is no terminal");
   }

@@ -490,7 +490,7 @@ std::string ChangeText(const v1::WaitReason& reason) {
       return "raise the queue's guaranteed, borrowing_limit or tenant_limit, or lower "
              "resources.ranks";
     case v1::WAIT_CODE_HELD:
-      return "`muster release` lets it wait in its queue again";
+      return "`muster resume` lets it wait in its queue again";
     default:
       return "";
   }

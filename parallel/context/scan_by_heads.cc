@@ -64,9 +64,9 @@ absl::Status Validate(const HeadsShape& shape) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrFormat(
-      "scan_method all_to_all spreads %d state-space heads in %d groups over %d context ranks: the "
+      "scan_method all_to_all spreads %d state-space heads (groups: %d) over %d context ranks: the "
       "heads must be a multiple of the ranks, and of groups and ranks one a multiple of the other; "
-      "state_passing takes any heads",
+      "use state_passing, which takes any heads, or other tensor_shares",
       shape.heads, shape.groups, shape.ranks));
 }
 

@@ -18,9 +18,15 @@ absl::StatusOr<std::vector<std::string>> BlocksOfPattern(absl::string_view patte
   for (size_t i = 0; i < pattern.size(); ++i) {
     const char letter = pattern[i];
     if (letter != kMambaLetter && letter != kAttentionLetter && letter != kMlpLetter) {
+      // All bytes of a letter that has several.
+      size_t size = 1;
+      while (i + size < pattern.size() && (pattern[i] & 0x80) != 0 &&
+             (pattern[i + size] & 0xc0) == 0x80) {
+        ++size;
+      }
       return absl::InvalidArgumentError(
-          absl::StrCat("has '", absl::CHexEscape(pattern.substr(i, 1)), "' at position ", i + 1,
-                       "; M is Mamba-2, * attention, - an MLP"));
+          absl::StrCat("has '", absl::Utf8SafeCHexEscape(pattern.substr(i, size)), "' at position ",
+                       i + 1, "; M is Mamba-2, * attention, - an MLP"));
     }
     const bool joins = letter == kMlpLetter && !blocks.empty() && blocks.back().size() == 1 &&
                        blocks.back()[0] != kMlpLetter;

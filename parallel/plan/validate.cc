@@ -182,7 +182,8 @@ class Judge {
   void TensorShares() {
     if (layout_.tensor_shares == 0 || layout_.tensor_shares == degree(Axis::kTensor)) return;
     Add("engine.parallel.tensor_shares", layout_.tensor_shares, " numbers for ",
-        degree(Axis::kTensor), " tensor-parallel ranks");
+        degree(Axis::kTensor), " tensor-parallel ranks; give one for each, or set tensor to ",
+        layout_.tensor_shares);
   }
 
   void Context() {
@@ -294,7 +295,7 @@ class Judge {
       Add("engine.parallel.pipeline_chunks", layout_.pipeline_chunks, " is less than 1");
     } else if (degree(Axis::kPipeline) > 1 && model_.layers > 0 && stages > model_.layers) {
       Add(FieldOf(Axis::kPipeline), stages, " stages (", degree(Axis::kPipeline), " ranks x ",
-          layout_.pipeline_chunks, " chunks) for ", model_.layers, " layers");
+          layout_.pipeline_chunks, " chunks) for ", model_.layers, " blocks");
     }
   }
 

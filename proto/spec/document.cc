@@ -209,7 +209,10 @@ absl::StatusOr<NodePtr> ParseDocument(const std::string& text, const std::string
     }
     return root;
   } catch (const YAML::Exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat(builder.Location(error.mark), ": ", error.msg));
+    const bool reference = error.msg == YAML::ErrorMsg::UNKNOWN_ANCHOR;
+    return absl::InvalidArgumentError(
+        absl::StrCat(builder.Location(error.mark), ": ", error.msg,
+                     reference ? "; a text that begins with * needs quotes" : ""));
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(builder.Location(start), ": cannot be read as YAML: ", error.what()));

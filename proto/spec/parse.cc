@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -326,17 +326,25 @@ class Converter {
                      quoted_number ? "; remove the quotes" : ""));
   }
 
-  // Whether a field counts something of which there is always some. In the message 0 stands for the
-  // default, so that a 0 that a user writes has to be refused here.
-  static bool CountsAtLeastOne(const FieldDescriptor& field) {
-    static const auto* const names = new absl::flat_hash_set<std::string>{
-        "muster.v1.MambaSpec.heads",      "muster.v1.MambaSpec.head_width",
-        "muster.v1.MambaSpec.groups",     "muster.v1.MambaSpec.state",
-        "muster.v1.MambaSpec.taps",       "muster.v1.ModelSpec.kv_heads",
-        "muster.v1.ModelSpec.ffn",        "muster.v1.ModelSpec.head_width",
-        "muster.v1.ParallelSpec.tensor",  "muster.v1.ParallelSpec.context",
-        "muster.v1.ParallelSpec.pipeline"};
-    return names->contains(field.full_name());
+  // What a field may be that counts something of which there is always some, else "". In the
+  // message 0 stands for the default, so that a 0 that a user writes has to be refused here.
+  static absl::string_view RangeWithoutZero(const FieldDescriptor& field) {
+    constexpr absl::string_view kAny = "at least 1, or leave it out for the default";
+    constexpr absl::string_view kWidth = "1 to 256, or leave it out for the default";
+    static const auto* const ranges = new absl::flat_hash_map<std::string, absl::string_view>{
+        {"muster.v1.MambaSpec.heads", kAny},
+        {"muster.v1.MambaSpec.head_width", kWidth},
+        {"muster.v1.MambaSpec.groups", kAny},
+        {"muster.v1.MambaSpec.state", kWidth},
+        {"muster.v1.MambaSpec.taps", "2 to 4, or leave it out for the default"},
+        {"muster.v1.ModelSpec.kv_heads", kAny},
+        {"muster.v1.ModelSpec.ffn", "at least 1"},
+        {"muster.v1.ModelSpec.head_width", kAny},
+        {"muster.v1.ParallelSpec.tensor", kAny},
+        {"muster.v1.ParallelSpec.context", kAny},
+        {"muster.v1.ParallelSpec.pipeline", kAny}};
+    const auto found = ranges->find(field.full_name());
+    return found == ranges->end() ? "" : found->second;
   }
 
   template <typename T, typename SetFunction, typename AddFunction>
@@ -352,8 +360,8 @@ class Converter {
                        std::numeric_limits<T>::min(), " and ", std::numeric_limits<T>::max()));
       return;
     }
-    if (value == 0 && CountsAtLeastOne(field)) {
-      Add(node, path, "0 is out of range; at least 1, or leave it out for the default");
+    if (const absl::string_view range = RangeWithoutZero(field); value == 0 && !range.empty()) {
+      Add(node, path, absl::StrCat("0 is out of range; ", range));
       return;
     }
     Store(field, message, value, set, add);

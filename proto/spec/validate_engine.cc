@@ -20,7 +20,6 @@
 namespace muster::spec {
 namespace {
 
-constexpr int64_t kLayersMax = 1024;
 constexpr double kLossScaleMax = 0x1p40;  // the engine's limit
 constexpr int32_t kNcclCtasMax = 64;      // NCCL's limit of channels
 constexpr int kSourcesMax = 4096;
@@ -60,17 +59,21 @@ void CheckModel(const v1::EngineSpec& engine, Checker& check) {
     check.Add("engine.model.family", "required; one of ",
               absl::StrJoin(EnumNames(*v1::ModelFamily_descriptor()), ", "));
   }
+  if (const v1::ModelSpec* const preset = FindPreset(model.preset());
+      preset != nullptr && model.family() != v1::MODEL_FAMILY_UNSPECIFIED &&
+      model.family() != preset->family()) {
+    check.Add("engine.model.preset", model.preset(), " is of family ", EnumName(preset->family()),
+              ", not ", EnumName(model.family()));
+    return;
+  }
   const SpecFamily* const family = FindSpecFamily(model.family());
-  if (family == nullptr || !family->counts_layers || model.layers() != 0) {
+  if (family == nullptr || !family->counts_layers) {
     check.InRange("engine.model.layers", model.layers(), 1, kLayersMax);
   }
   check.InRange("engine.model.hidden", model.hidden(), 1, kHiddenMax);
   check.InRange("engine.model.vocab", model.vocab(), 1);
   check.InRange("engine.model.sequence_length", model.sequence_length(), 1);
-  if (family == nullptr) {
-    CheckHeads(model, check);
-    return;
-  }
+  if (family == nullptr) return;  // what else it needs is unknown
   CheckForeignFields(model, *family, check);
   family->check(model, check);
 }
@@ -122,7 +125,7 @@ void CheckPipelineBlocks(const v1::JobSpec& spec, Checker& check) {
   }
   if (total != spec.engine().model().layers()) {
     check.Add(path, "the numbers add up to ", total, ", but the model has ",
-              spec.engine().model().layers(), " layers");
+              spec.engine().model().layers(), " blocks");
   }
 }
 

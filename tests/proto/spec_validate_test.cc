@@ -106,6 +106,49 @@ TEST_P(SpecValidateBad, Override_IsRefusedByNameValueAndRule) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(GetParam().message)));
 }
 
+// The cause alone is named, not also what its absence leaves undefined.
+TEST(SpecValidate, OneMistake_IsOneProblem) {
+  const std::string blocks(1025, 'M');
+  for (const auto& [text, problem] : std::initializer_list<std::pair<std::string, std::string>>{
+           {"engine.model={preset: mamba2-130m, mamba: {head_width: 257}}",
+            "engine.model.mamba.head_width: 257 is out of range; 1 to 256"},
+           {"engine.model={preset: mamba2-130m, hidden: -1}",
+            "engine.model.hidden: -1 is out of range; 1 to 1048576"},
+           {"engine.model={preset: hybrid-1b, hidden: -1}",
+            "engine.model.hidden: -1 is out of range; 1 to 1048576"},
+           {"engine.model={preset: mamba2-130m, family: hybrid, pattern: 'M-'}",
+            "engine.model.preset: mamba2-130m is of family mamba2, not hybrid"},
+           {"engine.model={preset: hybrid-1b, pattern: '" + blocks + "'}",
+            "engine.model.pattern: has 1025 blocks; at most 1024"},
+           {"engine.model={preset: hybrid-1b, pattern: 'M\u00e9'}",
+            "engine.model.pattern: has '\u00e9' at position 2; M is Mamba-2, * attention, - an "
+            "MLP"}}) {
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(kExample, "f", {text}));
+    ApplyDefaults(spec);
+    std::vector<std::string> found;
+    for (const Problem& each : FindProblems(spec)) {
+      if (each.path.rfind("engine.model", 0) == 0) found.push_back(each.path + ": " + each.message);
+    }
+    EXPECT_THAT(found, ::testing::ElementsAre(problem)) << text.substr(0, 80);
+  }
+}
+
+// A preset says how wide heads are, not how many they are where the hidden size is another.
+TEST(SpecDefaults, HeadsOfAPresetsScan_FollowWhatIsGiven) {
+  const auto heads = [](const char* text) {
+    auto spec = Parse(kExample, "f", {text});
+    EXPECT_OK(spec.status());
+    if (!spec.ok()) return 0;
+    ApplyDefaults(*spec);
+    return spec->engine().model().mamba().heads();
+  };
+  EXPECT_EQ(heads("engine.model={preset: mamba2-130m}"), 24);
+  EXPECT_EQ(heads("engine.model={preset: mamba2-130m, hidden: 1024}"), 32);
+  EXPECT_EQ(heads("engine.model={preset: mamba2-130m, mamba: {head_width: 128}}"), 12);
+  EXPECT_EQ(heads("engine.model={preset: mamba2-130m, mamba: {heads: 10}}"), 10);
+  EXPECT_EQ(heads("engine.model={preset: hybrid-8b}"), 128);
+}
+
 TEST(SpecValidate, SeparateDocuments_AreAcceptedOnEveryDevice) {
   for (const char* device : {"resources.device=cpu", "resources.device=cuda"}) {
     ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
@@ -170,7 +213,10 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"engine={model: {preset: mamba2-130m, sequence_length: 24}, parallel: {context: 16}}",
             "engine.parallel.context: a sequence of 24 tokens does not divide into 32 chunks, two "
             "for each of the 16 ranks; one of 32 tokens would, or context 12"},
-        Bad{"engine.model={preset: mamba2-130m, mamba: {step_min: -1}}", "step_min: -1 is below 0"},
+        Bad{"engine.model={preset: mamba2-130m, mamba: {step_min: -1}}",
+            "step_min: -1 is out of range; 0 to 100"},
+        Bad{"engine.model={preset: mamba2-130m, mamba: {step_min: 1e30}}",
+            "is out of range; 0 to 100"},
         Bad{"engine.model={preset: hybrid-1b, pattern: 'M-XM'}",
             "engine.model.pattern: has 'X' at position 3; M is Mamba-2, * attention, - an MLP"},
         Bad{"engine.model={family: hybrid, hidden: 64, vocab: 256, sequence_length: 8}",

@@ -58,5 +58,16 @@ TEST(InitialWeights, OfAnotherPattern_AreRefusedWithBothAndTheField) {
   }
 }
 
+TEST(InitialWeights, OfAnotherModel_AreRefusedWithTheNamesOfTheSpec) {
+  parallel::ModelDescription wanted = HybridOf("M-*M-");
+  wanted.sizes["mamba_groups"] = 3;
+  wanted.flags["rotary"] = true;
+  wanted.numbers["rope_theta"] = 10000;
+  EXPECT_THAT(
+      std::string(InitialWeights::Open(*PosixFileSystem(), kFolder, wanted).status().message()),
+      AllOf(HasSubstr("mamba.groups is 3 in the spec and 2 there"),
+            HasSubstr("positions is rotary in the spec and none there")));
+}
+
 }  // namespace
 }  // namespace muster::worker

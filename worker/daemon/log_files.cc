@@ -139,7 +139,8 @@ absl::StatusOr<LogChunk> ReadLog(const std::string& directory, int64_t offset, i
   const std::map<int64_t, int64_t> files = ListFiles(directory);
   if (files.empty()) {
     if (::access(directory.c_str(), F_OK) == 0) return LogChunk{.end = true};
-    return absl::NotFoundError(absl::StrCat("there is no log in ", directory));
+    return absl::NotFoundError(absl::StrCat("there is no log in ", directory,
+                                            "; logs of earlier attempts are removed in time"));
   }
   const int64_t total = files.rbegin()->first + files.rbegin()->second;
   if (offset < 0) offset = std::max<int64_t>(0, total + offset);

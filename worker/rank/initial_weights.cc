@@ -4,9 +4,11 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -75,9 +77,18 @@ bool Equal(const Value& a, const Value& b) {
   }
 }
 
+// The field of ModelSpec that sets what a description calls `name`.
+std::string FieldOf(const std::string& family, const std::string& name) {
+  constexpr absl::string_view kMamba = "mamba_";
+  if (absl::StartsWith(name, kMamba)) return absl::StrCat("mamba.", name.substr(kMamba.size()));
+  static const auto* const of_mamba =
+      new std::set<std::string>{"heads", "head_width", "groups", "state", "taps", "step_min"};
+  return family == "mamba2" && of_mamba->contains(name) ? "mamba." + name : name;
+}
+
 template <typename Value>
-void Compare(const std::map<std::string, Value>& wanted, const std::map<std::string, Value>& there,
-             std::vector<std::string>& differences) {
+void Compare(const std::string& family, const std::map<std::string, Value>& wanted,
+             const std::map<std::string, Value>& there, std::vector<std::string>& differences) {
   std::set<std::string> names;
   for (const auto* values : {&wanted, &there}) {
     for (const auto& [name, value] : *values) names.insert(name);
@@ -86,8 +97,9 @@ void Compare(const std::map<std::string, Value>& wanted, const std::map<std::str
     if (name == kSequenceLength) continue;
     const auto a = wanted.find(name), b = there.find(name);
     if (a != wanted.end() && b != there.end() && Equal(a->second, b->second)) continue;
-    differences.push_back(absl::StrFormat("%s is %s in the spec and %s there", name,
-                                          TextOf(wanted, name), TextOf(there, name)));
+    differences.push_back(absl::StrFormat("%s is %s in the spec and %s there",
+                                          FieldOf(family, name), TextOf(wanted, name),
+                                          TextOf(there, name)));
   }
 }
 
@@ -97,10 +109,21 @@ absl::Status SameModel(const ModelDescription& wanted, const ModelDescription& t
     differences.push_back(
         absl::StrCat("family is ", wanted.family, " in the spec and ", there.family, " there"));
   } else {
-    Compare(wanted.sizes, there.sizes, differences);
-    Compare(wanted.numbers, there.numbers, differences);
-    Compare(wanted.flags, there.flags, differences);
-    Compare(wanted.texts, there.texts, differences);
+    // Positions are a flag of descriptions and a word of specs.
+    const auto positions = [](const ModelDescription& of) {
+      auto flags = of.flags;
+      std::map<std::string, std::string> texts = of.texts;
+      if (const auto rotary = flags.extract("rotary"); !rotary.empty()) {
+        texts["positions"] = rotary.mapped() ? "rotary" : "none";
+      }
+      return std::pair(flags, texts);
+    };
+    const auto [wanted_flags, wanted_texts] = positions(wanted);
+    const auto [flags_there, texts_there] = positions(there);
+    Compare(wanted.family, wanted.sizes, there.sizes, differences);
+    Compare(wanted.family, wanted.numbers, there.numbers, differences);
+    Compare(wanted.family, wanted_flags, flags_there, differences);
+    Compare(wanted.family, wanted_texts, texts_there, differences);
     const auto longer = wanted.sizes.find(kSequenceLength), has = there.sizes.find(kSequenceLength);
     const bool learned = parallel::ConfigOf(wanted).position == parallel::PositionKind::kLearned;
     if (learned && longer != wanted.sizes.end() && has != there.sizes.end() &&

@@ -41,10 +41,13 @@ constexpr int32_t kHeadWidthMax = 1 << 16;
 void CheckAttention(const v1::ModelSpec& model, Checker& check) {
   const bool heads = check.InRange("engine.model.heads", model.heads(), 1);
   CheckKeyHeads(model, heads, check);
-  if (model.head_width() == 0 && heads && model.hidden() > 0) {
-    check.Add("engine.model.head_width", "required, as heads (", model.heads(),
-              ") does not divide hidden (", model.hidden(), "); ",
-              DivisorsAround(model.heads(), model.hidden()), " would");
+  if (model.head_width() == 0) {
+    // Without a hidden size its default is not what is wrong.
+    if (heads && model.hidden() > 0) {
+      check.Add("engine.model.head_width", "required, as heads (", model.heads(),
+                ") does not divide hidden (", model.hidden(), "); ",
+                DivisorsAround(model.heads(), model.hidden()), " would");
+    }
   } else if (heads) {
     check.InRange("engine.model.head_width", model.head_width(), 1, kHeadWidthMax);
   }
@@ -70,7 +73,9 @@ void Check(const v1::ModelSpec& model, Checker& check) {
     check.Add("engine.model.pattern", blocks.status().message());
     return;
   }
-  if (model.layers() != static_cast<int64_t>(blocks->size())) {
+  if (static_cast<int64_t>(blocks->size()) > kLayersMax) {
+    check.Add("engine.model.pattern", "has ", blocks->size(), " blocks; at most ", kLayersMax);
+  } else if (model.layers() != static_cast<int64_t>(blocks->size())) {
     check.Add("engine.model.layers", model.layers(), ", but the pattern has ", blocks->size(),
               " blocks; leave it out");
   }

@@ -17,6 +17,8 @@ constexpr int32_t kMambaTaps = 4;
 // The limits of the scan's kernels (kernels/ssm/ssm.h).
 constexpr int64_t kMambaWidthMax = 256;
 constexpr int64_t kMambaGroupMax = 16384;
+// Steps are near 0.001 to 0.1; with much larger ones states overflow.
+constexpr double kMambaStepMinMax = 100;
 
 // The least number of groups that divides the heads and whose heads are narrow enough together.
 int64_t GroupsFor(int64_t heads, int64_t head_width) {
@@ -96,7 +98,6 @@ void CheckRope(const v1::ModelSpec& model, Checker& check) {
 void PresetMamba(int32_t groups, v1::ModelSpec& model) {
   v1::MambaSpec& mamba = *model.mutable_mamba();
   mamba.set_head_width(64);
-  mamba.set_heads(2 * model.hidden() / 64);
   mamba.set_groups(groups);
   mamba.set_state(128);
   mamba.set_taps(4);
@@ -106,7 +107,9 @@ void CheckMamba(const v1::ModelSpec& model, Checker& check) {
   const v1::MambaSpec& mamba = model.mamba();
   const std::string path = "engine.model.mamba.";
   const bool width = check.InRange(path + "head_width", mamba.head_width(), 1, kMambaWidthMax);
-  if (mamba.heads() == 0 && width && model.hidden() > 0) {
+  if (mamba.heads() == 0 && (!width || model.hidden() <= 0)) {
+    // What its default is made of is out of range.
+  } else if (mamba.heads() == 0) {
     check.Add(path + "head_width", mamba.head_width(), " is wider than 2 x hidden (",
               2 * int64_t{model.hidden()}, "), which leaves no head; give mamba.heads, or at most ",
               2 * int64_t{model.hidden()});
@@ -127,8 +130,9 @@ void CheckMamba(const v1::ModelSpec& model, Checker& check) {
   }
   check.InRange(path + "state", mamba.state(), 1, kMambaWidthMax);
   check.InRange(path + "taps", mamba.taps(), 2, 4);
-  if (check.Finite(path + "step_min", mamba.step_min()) && mamba.step_min() < 0) {
-    check.Add(path + "step_min", mamba.step_min(), " is below 0");
+  if (check.Finite(path + "step_min", mamba.step_min()) &&
+      (mamba.step_min() < 0 || mamba.step_min() > kMambaStepMinMax)) {
+    check.Add(path + "step_min", mamba.step_min(), " is out of range; 0 to ", kMambaStepMinMax);
   }
 }
 

@@ -10,6 +10,7 @@
 
 namespace muster::spec {
 
+constexpr int64_t kLayersMax = 1024;
 constexpr int64_t kHiddenMax = 1 << 20;
 constexpr int64_t kFfnMax = 1 << 24;
 constexpr double kRopeTheta = 10000;
