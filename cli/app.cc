@@ -419,7 +419,7 @@ class Application {
     TakesJob(debug);
     debug->add_flag("--calls", debug_.calls, "Every recorded call of every rank");
     debug->add_option("--timeout", debug_timeout_, "Seconds a rank has to answer [default: 5]")
-        ->check(AtLeast(1))
+        ->check(CLI::PositiveNumber)
         ->type_name("SECONDS");
     CLI::App* events = Add(app_, "events", "What happened to a job, or in the cluster", [this] {
       return WithClient(

@@ -48,7 +48,7 @@ struct Parameter {
   // Rows of storage, >= box.extent[0]. The rows behind the box are padding, which starts as zero
   // and has no gradient, so it stays zero. Checkpoints do not contain it.
   int64_t storage_rows = 0;
-  bool weight_decay = false;  // weights of matrix products and tables
+  bool weight_decay = false;  // weights of GEMMs, and tables
   Initializer initializer = Initializer::kZeros;
   float stddev = 0;         // for kNormal
   float low = 0, high = 0;  // for the uniform ones

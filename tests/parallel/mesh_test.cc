@@ -142,7 +142,7 @@ TEST(ValidateLayout, WhatDoesNot_IsNamedWithNumbersAndTheNearestThatDoes) {
               HasSubstr("multiply to 24 (data 8 x tensor 3); without data they go with 6 or 9 "
                         "ranks; the nearest layout of 8 ranks that works is data 2 x tensor 4"));
   EXPECT_THAT(problem(Split(PerAxis(16, 1, 1, 1)), 16),
-              HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 layers"));
+              HasSubstr("engine.parallel.pipeline: 16 stages (16 ranks x 1 chunks) for 12 blocks"));
   EXPECT_THAT(problem(Split(PerAxis(1, 3, 1, 1)), 3),
               HasSubstr("64 is not a multiple of micro_batch x data (2 x 3); 60 or 66 would be"));
   Layout layout = Split(PerAxis(1, 1, 3, 1));

@@ -89,7 +89,8 @@ ordered_json With(const v1::EngineSpec& engine) {
   add(split.zero_shards() > 0, "zero_shards ", split.zero_shards());
   add(split.pipeline() > 1, "pipeline_schedule ", spec::EnumName(split.pipeline_schedule()));
   add(split.pipeline_chunks() > 1, "pipeline_chunks ", split.pipeline_chunks());
-  add(split.context() > 1, "context_method ", spec::EnumName(split.context_method()));
+  add(split.context() > 1 && engine.model().heads() > 0, "context_method ",
+      spec::EnumName(split.context_method()));
   add(split.context() > 1 && engine.model().has_mamba(), "scan_method ",
       spec::EnumName(split.scan_method()));
   add(split.sequence(), "sequence");
