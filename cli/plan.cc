@@ -100,6 +100,14 @@ void WriteSummary(const Json& plan, Terminal& terminal) {
   const std::vector<std::string> with = plan.value("with", std::vector<std::string>());
   out << "layout  " << Degrees(plan["degrees"]) << " on " << plan.value("device", "")
       << (with.empty() ? "" : "; ") << absl::StrJoin(with, ", ") << "\n";
+  if (const Json shares = plan.value("shares", Json::object()); !shares.empty()) {
+    std::vector<std::string> parts;
+    for (const auto& [what, of_ranks] : shares.items()) {
+      parts.push_back(
+          absl::StrCat(what, " ", absl::StrJoin(of_ranks.get<std::vector<int64_t>>(), " + ")));
+    }
+    out << "shares  " << absl::StrJoin(parts, ", ") << " by tensor rank\n";
+  }
   out << "step    " << ShortNumber(Number(plan, "tokensPerStep")) << " tokens, "
       << absl::StrFormat("%.3g FLOPs, ", Number(plan, "flopsPerStep"))
       << Integer(plan, "microBatches") << " micro-batches per rank";

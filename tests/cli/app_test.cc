@@ -777,7 +777,9 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   "parameters": 8030261248, "flopsPerToken": 51000000000, "tokensPerStep": 262144,
   "flopsPerStep": 1.3e16, "microBatches": 16, "bubble": 0.0588, "neededBytes": 107374182400,
   "imbalance": 0.25, "deviceMemoryBytes": 85899345920, "fits": false,
-  "with": ["zero 1", "sequence"], "advice": "engine.parallel.zero=1 would fit", "ranks": [
+  "with": ["zero 1", "sequence"],
+  "shares": {"state-space heads": [15, 9], "MLP columns": [640, 384]},
+  "advice": "engine.parallel.zero=1 would fit", "ranks": [
   {"pipeline": 0, "tensor": 0, "ranks": 4, "blocks": 17, "embedding": true, "head": false,
    "parameters": 4000000000,
    "wholeParameters": {"tables": 1000000000, "keys": 0, "small": 266240},
@@ -804,6 +806,7 @@ TEST_F(App, Plan_ShowsRanksCategoriesAndAdvice) {
   EXPECT_THAT(
       out_.str(),
       AllOf(HasSubstr("pipeline 2 x data 4 on cuda; zero 1, sequence\n"), HasSubstr("idles 5.9 %"),
+            HasSubstr("shares  state-space heads 15 + 9, MLP columns 640 + 384 by tensor rank\n"),
             HasSubstr("100.0 GiB for the largest rank, 25.0 % above the mean"),
             HasSubstr("whole   1.0G of 4.0G parameters of a rank are not sharded: 1.0G of "
                       "tied embedding and head, 266.2k in small ones\n"),

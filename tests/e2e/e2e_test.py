@@ -738,6 +738,8 @@ class BadInput(Scene):
         self.assertEqual(plan["with"], [])
         self.assertEqual(self.cluster.json("plan", self.spec(), "--set", "engine.parallel={tensor: 2}")["with"],
                          ["tensor_overlap backward"])
+        uneven = self.cluster.json("plan", self.spec(), "--set", "engine.parallel={tensor: 2, tensor_shares: [3, 1]}")
+        self.assertEqual(uneven["shares"]["MLP columns"], [192, 64])
         self.assertEqual(plan["ranks"][0]["deviceBytes"],
                          sum(plan["ranks"][0]["device"].values()))
         self.assertIn("It fits into 1.0 TiB", self.cluster.run("plan", self.spec(),

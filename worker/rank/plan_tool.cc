@@ -1,6 +1,9 @@
 #include "worker/rank/plan_tool.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/file_system.h"
 #include "base/status_macros.h"
+#include "parallel/model/tensor_parallel.h"
 #include "proto/spec/names.h"
 #include "proto/spec/share.h"
 #include "proto/spec/spec.h"
@@ -76,6 +80,26 @@ ordered_json Describe(const JobPlan& plan) {
           {"ranks", ranks}};
 }
 
+// What each tensor rank has of the heads and columns that are not shared out evenly, by name.
+absl::StatusOr<ordered_json> SharesOf(const v1::JobSpec& spec) {
+  const int tensor = spec.engine().parallel().tensor();
+  std::map<parallel::SplitKind, std::vector<int64_t>> sizes;
+  for (int rank = 0; rank < tensor; ++rank) {
+    ASSIGN_OR_RETURN(const parallel::ModelParallel part,
+                     PartOf(spec, parallel::PerAxis(0, 0, 0, rank)));
+    const auto shard = parallel::TensorShard::Of(spec::Describe(spec.engine().model()), part);
+    for (const parallel::SplitShare& share : shard.shares) {
+      sizes[share.kind].push_back(share.span.size());
+    }
+  }
+  ordered_json shares = ordered_json::object();
+  for (const auto& [kind, of_ranks] : sizes) {
+    const auto [least, most] = std::minmax_element(of_ranks.begin(), of_ranks.end());
+    if (*least != *most) shares[parallel::Name(kind)] = of_ranks;
+  }
+  return shares;
+}
+
 // The settings that shape the layout besides its degrees, defaults included, as the spec names
 // them.
 ordered_json With(const v1::EngineSpec& engine) {
@@ -118,6 +142,8 @@ absl::Status RunPlan(const PlanArguments& arguments) {
   ASSIGN_OR_RETURN(const JobPlan plan, PlanJob(spec));
   ordered_json object = Describe(plan);
   object["with"] = With(spec.engine());
+  ASSIGN_OR_RETURN(ordered_json shares, SharesOf(spec));
+  if (!shares.empty()) object["shares"] = std::move(shares);
   if (const std::vector<std::string> warnings = KernelWarnings(spec); !warnings.empty()) {
     object["warnings"] = warnings;
   }
