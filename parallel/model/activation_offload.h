@@ -4,9 +4,10 @@
 // The blocks of a workspace use two slots of device memory in turn, each as large as the largest of
 // its blocks needs. When a block's forward has been enqueued, its activations are copied to the
 // host while the next block computes in the other slot; the block after that waits for the copy.
-// The last two blocks stay on the device. When a block's backward is done with its slot, the
-// activations of the block two before it are fetched there while the one between computes. Backward
-// reads the bits that forward wrote.
+// Where the last GEMM of a block writes into the slot of the next one, it waits as well
+// (ForwardState::await_next_sum). The last two blocks stay on the device. When a block's backward
+// is done with its slot, the activations of the block two before it are fetched there while the one
+// between computes. Backward reads the bits that forward wrote.
 #ifndef MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 #define MUSTER_PARALLEL_MODEL_ACTIVATION_OFFLOAD_H_
 

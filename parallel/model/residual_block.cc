@@ -129,11 +129,11 @@ class ResidualBlock : public Block {
 
   // Forward.
   void LayerForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
-                    ResidualSaved& saved, int layer, const Tensor& next_sum) const;
+                    ResidualSaved& saved, int layer) const;
   void MixerForward(const Pass& pass, const ModelBatch& batch, ResidualSaved& saved, int layer,
                     Purpose purpose, absl::FunctionRef<void()> begun) const;
-  void RowForward(const Pass& pass, const ResidualLayer& layer, MixerSaved& saved,
-                  const ModelBatch& batch, ForwardState& state, const Tensor& next_sum) const;
+  void RowForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                  ResidualSaved& saved, int index) const;
   // Forward in half-batches.
   void ForwardInHalfBatches(const Pass& pass, const ModelBatch& batch, ForwardState& state,
                             ResidualSaved& saved) const;
@@ -279,19 +279,16 @@ void ResidualBlock::Forward(const Pass& pass, const ModelBatch& batch, ForwardSt
     ForwardInHalfBatches(pass, batch, state, saved);
     return;
   }
-  for (int i = 0; i < count(); ++i) {
-    LayerForward(pass, batch, state, saved, i,
-                 is_last(i) ? state.next_sum : saved.layers[i + 1].norm.x);
-  }
+  for (int i = 0; i < count(); ++i) LayerForward(pass, batch, state, saved, i);
 }
 
 void ResidualBlock::LayerForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
-                                 ResidualSaved& saved, int layer, const Tensor& next_sum) const {
+                                 ResidualSaved& saved, int layer) const {
   LayerSaved& own = saved.layers[layer];
   NormForward(pass, layers_[layer].norm, state, own.norm);
   if (layer == 0) saved.x0 = state.residual;
   MixerForward(pass, batch, saved, layer, Purpose::kOutput, [] {});
-  RowForward(pass, layers_[layer], *own.mixer, batch, state, next_sum);
+  RowForward(pass, batch, state, saved, layer);
 }
 
 // From the norm's output to the mixer's. The norm has read the branch, so its storage takes the
@@ -312,15 +309,17 @@ void ResidualBlock::MixerForward(const Pass& pass, const ModelBatch& batch, Resi
 }
 
 // The row-parallel GEMM of a layer: this rank's rows of the sum, with dropout, become the branch.
-// With one tensor rank, no dropout and a next norm that keeps its input in `next_sum`, the GEMM
-// adds the residual stream itself.
-void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, MixerSaved& saved,
-                               const ModelBatch& batch, ForwardState& state,
-                               const Tensor& next_sum) const {
+// With one tensor rank, no dropout and a next norm that keeps its input, the GEMM adds the residual
+// stream itself and writes the sum there.
+void ResidualBlock::RowForward(const Pass& pass, const ModelBatch& batch, ForwardState& state,
+                               ResidualSaved& saved, int index) const {
+  const ResidualLayer& layer = layers_[index];
+  MixerSaved& own = *saved.layers[index].mixer;
   const Linear& linear = layer.mixer->output();
-  const Tensor x = layer.mixer->Output(saved);
+  const Tensor x = layer.mixer->Output(own);
+  const Tensor next_sum = is_last(index) ? state.next_sum : saved.layers[index + 1].norm.x;
   if (shard_.size == 1 && !next_sum.empty() && !layer.dropout.Drops(pass)) {
-    if (next_sum.data() == state.next_sum.data() && state.await_next_sum) state.await_next_sum();
+    if (is_last(index) && state.await_next_sum) state.await_next_sum();
     LinearForwardAdding(pass, linear, x, state.residual, next_sum);
     state.residual = next_sum;
     return;
@@ -328,7 +327,7 @@ void ResidualBlock::RowForward(const Pass& pass, const ResidualLayer& layer, Mix
   const Tensor rows = shard_.ReduceRowsThrough(
       pass, batch.branch_storage, batch.gathered,
       [&](int64_t first, Tensor y) { LinearForward(pass, linear, x.Rows(first, y.dim(0)), y); });
-  FinishBranch(pass, batch, layer, saved, {0, x.dim(0)}, rows,
+  FinishBranch(pass, batch, layer, own, {0, x.dim(0)}, rows,
                shard_.sequence ? shard_.rank * rows.dim(0) : 0);
   state.branch = rows;
 }
@@ -357,8 +356,7 @@ void ResidualBlock::Decode(const Pass& pass, const ModelBatch& batch, ForwardSta
     NormForward(pass, layers_[i].norm, state, own.norm);
     mixer.Project(pass, batch, *own.mixer, own.norm.y, 0, Purpose::kOutput);
     mixer.MixOnward(pass, batch, *own.mixer, *static_cast<ResidualState&>(text).layers[i]);
-    RowForward(pass, layers_[i], *own.mixer, batch, state,
-               is_last(i) ? state.next_sum : saved.layers[i + 1].norm.x);
+    RowForward(pass, batch, state, saved, i);
   }
 }
 
@@ -557,9 +555,7 @@ void ResidualBlock::RecomputeForward(const Pass& pass, const ModelBatch& batch,
     if (!HasSecondGatherBuffer(batch)) y = {};
     return;
   }
-  for (int i = 0; i < last; ++i) {
-    LayerForward(pass, batch, recomputing, saved, i, saved.layers[i + 1].norm.x);
-  }
+  for (int i = 0; i < last; ++i) LayerForward(pass, batch, recomputing, saved, i);
   NormForward(pass, layers_[last].norm, recomputing, saved.layers[last].norm);
   MixerForward(pass, batch, saved, last, Purpose::kBackward, [&] {
     if (!HasSecondGatherBuffer(batch)) return;
