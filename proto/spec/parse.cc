@@ -327,7 +327,8 @@ class Converter {
   }
 
   // What a field may be that counts something of which there is always some, else "". In the
-  // message 0 stands for the default, so that a 0 that a user writes has to be refused here.
+  // message 0 stands for the default, so that a 0 that a user writes has to be refused here. The
+  // rules for other values are those of the families' checks.
   static absl::string_view RangeWithoutZero(const FieldDescriptor& field) {
     constexpr absl::string_view kAny = "at least 1, or leave it out for the default";
     constexpr absl::string_view kWidth = "1 to 256, or leave it out for the default";

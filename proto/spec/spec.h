@@ -64,6 +64,9 @@ parallel::ModelSize SizeOf(const v1::ModelSpec& model);
 // The architecture and sizes of the whole model, as the engine and its checkpoints name them.
 // Requires: defaults, no problem.
 parallel::ModelDescription Describe(const v1::ModelSpec& model);
+// The field of ModelSpec that becomes `name` in the descriptions of a family: "mamba.groups" of
+// "mamba_groups" in a hybrid. `name` itself where they are called the same.
+std::string FieldOf(const std::string& family, const std::string& name);
 
 // What the layers of a model come to, for those that place jobs and do not link the engine: exactly
 // what the engine builds.

@@ -67,6 +67,9 @@ TEST(InitialWeights, OfAnotherModel_AreRefusedWithTheNamesOfTheSpec) {
       std::string(InitialWeights::Open(*PosixFileSystem(), kFolder, wanted).status().message()),
       AllOf(HasSubstr("mamba.groups is 3 in the spec and 2 there"),
             HasSubstr("positions is rotary in the spec and none there")));
+  EXPECT_EQ(spec::FieldOf("mamba2", "heads"), "mamba.heads");
+  EXPECT_EQ(spec::FieldOf("mamba2", "hidden"), "hidden");
+  EXPECT_EQ(spec::FieldOf("llama", "heads"), "heads");
 }
 
 }  // namespace

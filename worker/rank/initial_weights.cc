@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -18,6 +17,7 @@
 #include "parallel/model/families/family.h"
 #include "parallel/train/checkpoint_names.h"
 #include "parallel/train/failure.h"
+#include "proto/spec/spec.h"
 
 namespace muster::worker {
 namespace {
@@ -77,15 +77,6 @@ bool Equal(const Value& a, const Value& b) {
   }
 }
 
-// The field of ModelSpec that sets what a description calls `name`.
-std::string FieldOf(const std::string& family, const std::string& name) {
-  constexpr absl::string_view kMamba = "mamba_";
-  if (absl::StartsWith(name, kMamba)) return absl::StrCat("mamba.", name.substr(kMamba.size()));
-  static const auto* const of_mamba =
-      new std::set<std::string>{"heads", "head_width", "groups", "state", "taps", "step_min"};
-  return family == "mamba2" && of_mamba->contains(name) ? "mamba." + name : name;
-}
-
 template <typename Value>
 void Compare(const std::string& family, const std::map<std::string, Value>& wanted,
              const std::map<std::string, Value>& there, std::vector<std::string>& differences) {
@@ -98,7 +89,7 @@ void Compare(const std::string& family, const std::map<std::string, Value>& want
     const auto a = wanted.find(name), b = there.find(name);
     if (a != wanted.end() && b != there.end() && Equal(a->second, b->second)) continue;
     differences.push_back(absl::StrFormat("%s is %s in the spec and %s there",
-                                          FieldOf(family, name), TextOf(wanted, name),
+                                          spec::FieldOf(family, name), TextOf(wanted, name),
                                           TextOf(there, name)));
   }
 }

@@ -1,5 +1,7 @@
 #include "proto/spec/families/family.h"
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "proto/spec/names.h"
 #include "proto/spec/presets.h"
 
@@ -22,6 +24,18 @@ parallel::ModelDescription Describe(const v1::ModelSpec& model) {
   const SpecFamily* const family = FindSpecFamily(model.family());
   if (family != nullptr) family->describe(model, description);
   return description;
+}
+
+std::string FieldOf(const std::string& family, const std::string& name) {
+  for (const SpecFamily* each : SpecFamilies()) {
+    if (EnumName(each->id) != family || each->mamba_prefix == nullptr) continue;
+    absl::string_view field = name;
+    if (absl::ConsumePrefix(&field, each->mamba_prefix) &&
+        v1::MambaSpec::descriptor()->FindFieldByName(std::string(field)) != nullptr) {
+      return absl::StrCat("mamba.", field);
+    }
+  }
+  return name;
 }
 
 LayerTotals TotalsOf(const v1::ModelSpec& model) {

@@ -33,6 +33,8 @@ struct SpecFamily {
   // layers, hidden, vocab and sequence_length already, and what its layers come to.
   void (*describe)(const v1::ModelSpec& model, parallel::ModelDescription& description);
   void (*add_layers)(const v1::ModelSpec& model, LayerTotals& totals);
+  // What `describe` puts before the names of the fields of `mamba`. Null: the family has none.
+  const char* mamba_prefix = nullptr;
   // Takes out of a preset of the family what does not go with the given fields, which will replace
   // its own. Null: nothing.
   void (*fit_preset)(const v1::ModelSpec& given, v1::ModelSpec& preset) = nullptr;

@@ -132,6 +132,8 @@ void FitPreset(const v1::ModelSpec& given, v1::ModelSpec& preset) {
   }
 }
 
+constexpr char kMambaPrefix[] = "mamba_";
+
 void DescribeModel(const v1::ModelSpec& model, parallel::ModelDescription& description) {
   const auto has = [&](char letter) { return absl::StrContains(model.pattern(), letter); };
   description.texts["pattern"] = model.pattern();
@@ -150,7 +152,7 @@ void DescribeModel(const v1::ModelSpec& model, parallel::ModelDescription& descr
     description.sizes["ffn"] = model.ffn();
     description.texts["mlp"] = model.mlp() == v1::MLP_KIND_SWIGLU ? "swiglu" : "relu2";
   }
-  if (has(parallel::kMambaLetter)) DescribeMamba(model, "mamba_", description);
+  if (has(parallel::kMambaLetter)) DescribeMamba(model, kMambaPrefix, description);
 }
 
 void AddLayers(const v1::ModelSpec& model, LayerTotals& totals) {
@@ -176,6 +178,7 @@ const SpecFamily& Hybrid() {
       .check = Check,
       .describe = DescribeModel,
       .add_layers = AddLayers,
+      .mamba_prefix = kMambaPrefix,
       .fit_preset = FitPreset,
       .presets = {
           {"hybrid-1b", Preset("M-M-M-M*-M-M-M-M*-M-M-M-M-M-", 2048, 32, 8, 8192, 50257, 4096)},

@@ -29,8 +29,10 @@ v1::ModelSpec Preset(int32_t layers, int32_t hidden) {
   return model;
 }
 
+constexpr char kMambaPrefix[] = "";
+
 void DescribeModel(const v1::ModelSpec& model, parallel::ModelDescription& description) {
-  DescribeMamba(model, /*prefix=*/"", description);
+  DescribeMamba(model, kMambaPrefix, description);
   DescribeTable(model, description);
 }
 
@@ -47,6 +49,7 @@ const SpecFamily& Mamba2() {
                                                     .check = Check,
                                                     .describe = DescribeModel,
                                                     .add_layers = AddLayers,
+                                                    .mamba_prefix = kMambaPrefix,
                                                     .presets = {{"mamba2-130m", Preset(24, 768)},
                                                                 {"mamba2-370m", Preset(48, 1024)},
                                                                 {"mamba2-780m", Preset(48, 1536)},
