@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
@@ -260,21 +261,40 @@ TEST(PartitionLayers, OfAnyCosts_IsAsGoodAsTheBestOfAllCuts) {
       }
       return largest;
     };
-    double best = std::numeric_limits<double>::infinity();
-    for (int bits = 0; bits < 1 << (layers - 1); ++bits) {
-      std::vector<int> cuts = {0};
-      for (int i = 1; i < layers; ++i) {
-        if ((bits >> (i - 1)) & 1) cuts.push_back(i);
+    const auto best = [&](const std::function<bool(int, int, int)>& fits) {
+      double least = std::numeric_limits<double>::infinity();
+      for (int bits = 0; bits < 1 << (layers - 1); ++bits) {
+        std::vector<int> cuts = {0};
+        for (int i = 1; i < layers; ++i) {
+          if ((bits >> (i - 1)) & 1) cuts.push_back(i);
+        }
+        cuts.push_back(layers);
+        bool all = static_cast<int>(cuts.size()) == parts + 1;
+        for (int i = 0; all && i < parts; ++i) all = fits(i, cuts[i], cuts[i + 1]);
+        if (all) least = std::min(least, worst(cuts));
       }
-      cuts.push_back(layers);
-      if (static_cast<int>(cuts.size()) == parts + 1) best = std::min(best, worst(cuts));
-    }
+      return least;
+    };
     ASSERT_OK_AND_ASSIGN(const std::vector<int> cuts, PartitionLayers(costs, parts));
     ASSERT_EQ(cuts.size(), static_cast<size_t>(parts) + 1);
     EXPECT_EQ(cuts.front(), 0);
     EXPECT_EQ(cuts.back(), layers);
     for (int i = 0; i < parts; ++i) EXPECT_LT(cuts[i], cuts[i + 1]);
-    EXPECT_EQ(worst(cuts), best);
+    EXPECT_EQ(worst(cuts), best([](int, int, int) { return true; }));
+
+    // The same of the cuts in which no part exceeds what it has room for.
+    std::vector<int64_t> room, bytes;
+    for (int i = 0; i < parts; ++i) room.push_back(1 + static_cast<int64_t>(rng.Below(4 * layers)));
+    for (int i = 0; i < layers; ++i) bytes.push_back(1 + static_cast<int64_t>(rng.Below(6)));
+    const auto fits = [&](int part, int begin, int end) {
+      return std::accumulate(bytes.begin() + begin, bytes.begin() + end, int64_t{0}) <= room[part];
+    };
+    const double least = best(fits);
+    const absl::StatusOr<std::vector<int>> within = PartitionLayersWithin(costs, parts, fits);
+    ASSERT_EQ(within.ok(), std::isfinite(least)) << within.status();
+    if (!within.ok()) continue;
+    for (int i = 0; i < parts; ++i) EXPECT_TRUE(fits(i, (*within)[i], (*within)[i + 1]));
+    EXPECT_EQ(worst(*within), least);
   }
 }
 

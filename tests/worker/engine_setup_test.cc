@@ -26,6 +26,7 @@
 #include "worker/rank/failure_cause.h"
 #include "worker/rank/job_plan.h"
 #include "worker/rank/memory_check.h"
+#include "worker/rank/stage_blocks.h"
 
 namespace muster::worker {
 namespace {
@@ -465,6 +466,32 @@ TEST(Balance, StagesOfBlocksThatDiffer_FollowTheTimeOfEachKind) {
   ranks[0].kinds = {3e-3, 1e-3};
   ASSERT_OK(Even(ranks, spec));
   EXPECT_THAT(spec.engine().parallel().pipeline_blocks(), ::testing::ElementsAre(2, 4));
+}
+
+// What plans of deep hybrids rely on: they ask once for all ranges of a key.
+TEST(StageBlocks, RangesOfTheSameKindsInTheSameOrder_NeedTheSameMemory) {
+  v1::JobSpec spec = Split(HybridJob("M-*-MM-*-MM-*-M"), 3, 1, 1);
+  spec.mutable_engine()->mutable_training()->set_recompute(v1::RECOMPUTE_SELECTIVE);
+  spec.mutable_engine()->mutable_training()->set_recompute_blocks(2);
+  ASSERT_OK(spec::Validate(spec));
+  const std::vector<int> kinds = KindsOf(spec.engine().model());
+  EXPECT_EQ(kinds, (std::vector<int>{0, 1, 2, 0, 1, 2, 0, 1, 2}));
+  std::map<StageBlocks, int64_t> known;
+  int ranges = 0;
+  for (int stage = 0; stage < 3; ++stage) {
+    for (int begin = 0; begin < 11; ++begin) {
+      for (int end = begin + 1; end <= 11; ++end) {
+        const auto bytes =
+            RankBytes(spec, parallel::PerAxis(stage, 0, 0, 0), parallel::BlockRange{begin, end});
+        if (!bytes.ok()) continue;  // a stage without the blocks that it needs
+        ++ranges;
+        const auto [entry, added] =
+            known.try_emplace(StageBlocksOf({stage, begin, end}, kinds), *bytes);
+        EXPECT_EQ(entry->second, *bytes) << stage << ": " << begin << " to " << end;
+      }
+    }
+  }
+  EXPECT_GT(ranges, static_cast<int>(known.size()));
 }
 
 // Two ranks of which the first is 5/3 as fast: the shares of 128 and 77 become heads in proportion.

@@ -1,5 +1,5 @@
-// How many blocks each pipeline stage holds, and moving them between stages that need
-// too much memory and stages that need less.
+// How many blocks each pipeline stage holds, and moving them between stages that need too much
+// memory and stages that need less.
 #ifndef MUSTER_WORKER_RANK_STAGE_BLOCKS_H_
 #define MUSTER_WORKER_RANK_STAGE_BLOCKS_H_
 
