@@ -452,7 +452,13 @@ class Application {
           [this](auto& client) { return Sample(client, sample_, format(), terminal_); });
     });
     TakesJob(sample);
-    sample->add_option("--prompt", sample_.prompt, "Text to go on from")->required();
+    sample->add_option("--prompt", sample_.prompt, "Text to go on from")
+        ->required()
+        ->check(CLI::Validator(
+            [](const std::string& text) {
+              return text.empty() ? std::string("it is empty; give a text to go on from") : "";
+            },
+            ""));
     sample->add_option("--tokens", sample_.tokens, "Tokens to make")
         ->check(AtLeast(1))
         ->capture_default_str();

@@ -102,9 +102,6 @@ absl::Status Sample(CoordinatorClient& client, const SampleOptions& options, For
                                                       " cannot be read on this machine",
                                                       parts.empty() ? "" : "; ", parts));
   }
-  if (options.prompt.empty()) {
-    return absl::InvalidArgumentError("--prompt is empty; give a text to go on from");
-  }
   std::vector<std::string> command = {options.rank_binary,
                                       "sample",
                                       "--checkpoint",

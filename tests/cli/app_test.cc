@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -737,6 +738,16 @@ TEST_F(App, WrongUsage_ExitsWithTwo) {
     EXPECT_EQ(RunApp(arguments), 2) << ::testing::PrintToString(arguments);
     EXPECT_FALSE(err_.str().empty());
   }
+  for (const auto& [option, text, problem] : std::vector<std::array<std::string, 3>>{
+           {"--tokens", "abc", "'abc' is not a whole number, at least 1"},
+           {"--tokens", "0", "'0' is not a whole number, at least 1"},
+           {"--top-k", "1.5", "'1.5' is not a whole number, at least 0"},
+           {"--temperature", "nan", "'nan' is not a number, at least 0"}}) {
+    EXPECT_EQ(RunApp({"sample", "gpt", "--prompt", "x", option, text}), 2);
+    EXPECT_THAT(err_.str(), HasSubstr(option + ": " + problem));
+  }
+  EXPECT_EQ(RunApp({"sample", "gpt", "--prompt", ""}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--prompt: it is empty"));
   RunApp({"gte", "jobs"});
   EXPECT_THAT(err_.str(), HasSubstr("unknown command 'gte'; did you mean 'get'?"));
   RunApp({"describe", "gpt"});

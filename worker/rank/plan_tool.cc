@@ -80,7 +80,8 @@ ordered_json Describe(const JobPlan& plan) {
           {"ranks", ranks}};
 }
 
-// What each tensor rank has of the heads and columns that are not shared out evenly, by name.
+// What each tensor rank has of the heads and columns that are not shared out evenly, by name. Rows
+// of the vocabulary only by given shares: equal ones are padded to the same memory.
 absl::StatusOr<ordered_json> SharesOf(const v1::JobSpec& spec) {
   const int tensor = spec.engine().parallel().tensor();
   std::map<parallel::SplitKind, std::vector<int64_t>> sizes;
@@ -95,7 +96,9 @@ absl::StatusOr<ordered_json> SharesOf(const v1::JobSpec& spec) {
   ordered_json shares = ordered_json::object();
   for (const auto& [kind, of_ranks] : sizes) {
     const auto [least, most] = std::minmax_element(of_ranks.begin(), of_ranks.end());
-    if (*least != *most) shares[parallel::Name(kind)] = of_ranks;
+    const bool padded = kind == parallel::SplitKind::kVocabulary &&
+                        spec.engine().parallel().tensor_shares().empty();
+    if (*least != *most && !padded) shares[parallel::Name(kind)] = of_ranks;
   }
   return shares;
 }
