@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "coordinator/scheduler/scheduler.h"
 #include "tests/support/random_cluster.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seed.h"
 
 namespace muster::coordinator {
@@ -320,7 +321,7 @@ bool Fits(const SlotIndex& index, const WaitingJob& job) {
 TEST(Placement, RandomGangs_AreWholeAndPlacedExactlyWhenTheRulesAllowIt) {
   Rng rng(testing::TestSeed());
   int placed = 0, refused = 0;
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < testing::Cases(4000); ++round) {
     SlotIndex index = synthetic::RandomCluster(rng);
     WaitingJob job = synthetic::RandomGang(rng);
     const SlotIndex before = index;
@@ -385,8 +386,8 @@ TEST(Placement, RandomGangs_AreWholeAndPlacedExactlyWhenTheRulesAllowIt) {
     EXPECT_EQ(other, index);
     EXPECT_EQ(Workers(Place(other, job)), Workers(placements)) << "round " << round;
   }
-  EXPECT_GT(placed, 500);
-  EXPECT_GT(refused, 500);
+  EXPECT_GT(placed, testing::Cases(500));
+  EXPECT_GT(refused, testing::Cases(500));
 }
 
 // Small gangs cost at most a little more than the best placement inside the narrowest level that
@@ -395,7 +396,7 @@ TEST(Placement, SmallGangs_CostAboutAsLittleAsPossible) {
   Rng rng(testing::TestSeed());
   double ours = 0, best = 0;
   int compared = 0;
-  for (int round = 0; round < 150; ++round) {
+  for (int round = 0; round < testing::Cases(150); ++round) {
     SlotIndex index = synthetic::RandomCluster(rng);
     WaitingJob job = synthetic::RandomMesh(rng);
     const auto placements = Place(index, job);
@@ -409,7 +410,7 @@ TEST(Placement, SmallGangs_CostAboutAsLittleAsPossible) {
     best += 1;
     ++compared;
   }
-  EXPECT_GT(compared, 50);
+  EXPECT_GT(compared, testing::Cases(50));
   EXPECT_LE(ours, 1.03 * best);
 }
 
@@ -417,7 +418,7 @@ TEST(SlotIndex, DomainsFollowTheWorkers) {
   Rng rng(testing::TestSeed());
   SlotIndex index;
   std::map<WorkerId, WorkerView> workers;
-  for (int round = 0; round < 1500; ++round) {
+  for (int round = 0; round < testing::Cases(1500); ++round) {
     const WorkerId id(absl::StrCat("w", rng.Below(8)));
     if (workers.contains(id) && rng.Chance(0.3)) {
       index.Remove(id);

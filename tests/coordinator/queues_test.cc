@@ -14,6 +14,7 @@
 #include "coordinator/scheduler/queue_tree.h"
 #include "coordinator/scheduler/scheduler.h"
 #include "proto/time.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -547,7 +548,7 @@ TEST_F(QueuesTest, EndlessStreamOfOtherQueues_DelaysAGangByTurnAfterAtMost) {
 TEST_F(QueuesTest, RandomJobs_NobodyIsDelayedByThoseBehind) {
   Rng rng(testing::TestSeed());
   int before_their_turn = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < testing::Cases(300); ++round) {
     slots_ = SlotIndex();
     running_ = RunningJobs();
     queue_ = WaitingQueue();
@@ -590,13 +591,13 @@ TEST_F(QueuesTest, RandomJobs_NobodyIsDelayedByThoseBehind) {
       before_their_turn += started_[order[i]] < started_[order[i - 1]];
     }
   }
-  EXPECT_GT(before_their_turn, 100);
+  EXPECT_GT(before_their_turn, testing::Cases(100));
 }
 
 // On random trees nothing ever exceeds a limit, and what is guaranteed is got.
 TEST_F(QueuesTest, RandomTrees_LimitsHoldExactly) {
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < testing::Cases(300); ++round) {
     v1::QueuePolicy policy;
     const int count = 1 + static_cast<int>(rng.Below(6));
     for (int i = 0; i < count; ++i) {

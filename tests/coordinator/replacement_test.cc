@@ -17,6 +17,7 @@
 #include "coordinator/scheduler/gang_layout.h"
 #include "coordinator/scheduler/placement.h"
 #include "tests/support/random_cluster.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seed.h"
 
 namespace muster::coordinator {
@@ -186,7 +187,7 @@ std::string BrokenRule(const SlotIndex& index, const WaitingJob& job, const Dema
 TEST(Replacement, RandomGangs_KeepTheirRulesAndMoveNoOtherRank) {
   Rng rng(testing::TestSeed());
   int replaced = 0, without_twin = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < testing::Cases(3000); ++round) {
     SlotIndex index = synthetic::RandomCluster(rng);
     const WaitingJob job =
         rng.Chance(0.5) ? synthetic::RandomGang(rng) : synthetic::RandomMesh(rng);
@@ -230,8 +231,8 @@ TEST(Replacement, RandomGangs_KeepTheirRulesAndMoveNoOtherRank) {
     EXPECT_EQ(BrokenRule(index, job, DemandOf(job, index, /*strict=*/false), placements), "")
         << "round " << round << " after " << Text(moved);
   }
-  EXPECT_GT(replaced, 100);
-  EXPECT_GT(without_twin, 30);
+  EXPECT_GT(replaced, testing::Cases(100));
+  EXPECT_GT(without_twin, testing::Cases(30));
 }
 
 }  // namespace

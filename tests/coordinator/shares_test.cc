@@ -15,6 +15,7 @@
 #include "coordinator/scheduler/placement.h"
 #include "coordinator/scheduler/preemption.h"
 #include "coordinator/scheduler/scheduler.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/scheduled_jobs.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
@@ -148,7 +149,7 @@ TEST(SharedSlots, ChangesOneByOne_LeadToTheSameSumsForEveryShare) {
   SlotIndex index;
   std::map<WorkerId, WorkerView> workers;
   constexpr int32_t kShares[] = {1000, 700, 500, 333};
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < testing::Cases(3000); ++round) {
     const WorkerId id(absl::StrCat("w", rng.Below(5)));
     const auto known = workers.find(id);
     if (known == workers.end()) {
@@ -278,7 +279,7 @@ TEST(SharedPlacement, Gang_TakesSharedDevicesUnlessOthersAreCloserTogether) {
 // A gang is placed exactly when there are enough devices with room, and never on one without.
 TEST(SharedPlacement, RandomClusters_AreFilledExactly) {
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < testing::Cases(300); ++round) {
     SlotIndex index;
     int devices = 0;
     const int workers = 1 + static_cast<int>(rng.Below(4));

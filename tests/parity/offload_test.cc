@@ -19,6 +19,7 @@
 #include "parallel/optim/optimizer_offload.h"
 #include "parallel/pipeline/executor.h"
 #include "tests/parity/harness.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -83,6 +84,7 @@ TEST(Offload, Activations_GiveTheSameBitsWithLessOfTheDevice) {
       run.context_method = layout.method;
       run.recompute = recompute;
       run.evaluate_every = 4;
+      if (muster::testing::kSanitized) run.steps = 4;
       SCOPED_TRACE(run.ToString());
       const RankResult on_device = harness.Train(run)[0];
       run.offload_activations = true;

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <tuple>
 #include <vector>
 
 #include "parallel/pipeline/stages.h"
 #include "tests/parity/harness.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/status_matchers.h"
 
 namespace muster::parallel::parity {
@@ -15,6 +17,7 @@ namespace {
 using ::muster::testing::StatusIs;
 using ::testing::HasSubstr;
 
+constexpr int64_t kSteps = muster::testing::kSanitized ? 6 : 25;
 constexpr PipelineSchedule kGPipe = PipelineSchedule::kGPipe;
 constexpr PipelineSchedule k1F1B = PipelineSchedule::kOneForwardOneBackward;
 constexpr PipelineSchedule kInterleaved = PipelineSchedule::kInterleaved;
@@ -30,8 +33,8 @@ class PipelineParity : public ::testing::Test {
     run.model = model;
     run.layout.global_batch = 16;
     run.layout.micro_batch = 2;
-    run.steps = 25;
-    run.evaluate_every = 25;
+    run.steps = kSteps;
+    run.evaluate_every = kSteps;
     return run;
   }
   static Case Pipeline(const ModelDescription& model, int stages, PipelineSchedule schedule = k1F1B,
@@ -96,7 +99,7 @@ TEST_F(PipelineParity, Gpt2_TiedAcrossStages_HasTheBitsOfEveryPipelineAndAgreesW
   runs.push_back(replicated);
   ExpectSameBitsAsFirst(runs);
   Case alone = Alone(gpt2_), two = runs[0];
-  alone.steps = two.steps = 50;
+  alone.steps = two.steps = 2 * kSteps;
   ExpectClose(Train(alone), Train(two));
   ExpectClose(harness_.FirstGradients(Alone(gpt2_)), harness_.FirstGradients(runs.back()));
 }
@@ -160,16 +163,16 @@ TEST_F(PipelineParity, Checkpoints_ReloadAcrossPipelineDegrees) {
     const RankResult whole = Train(Alone(model));
     Case first = Pipeline(model, 4, kZeroBubble), second = Pipeline(model, 2, kInterleaved),
          third = Alone(model);
-    first.save_every = second.save_every = 8;
-    first.stop_after = 8;
-    second.stop_after = 16;
+    first.save_every = second.save_every = kSteps / 3;
+    first.stop_after = kSteps / 3;
+    second.stop_after = 2 * (kSteps / 3);
     second.restore = Train(first).saved;
     ASSERT_EQ(second.restore.size(), 1u);
     third.restore = Train(second).saved;
     ASSERT_EQ(third.restore.size(), 1u);
     third.layout.degrees[Axis::kData] = 2;
     const RankResult rest = Train(third);
-    ASSERT_EQ(rest.losses.size(), 9u);
+    ASSERT_EQ(rest.losses.size(), kSteps - 2 * (kSteps / 3));
     ExpectClose(whole, rest);
   }
 }
@@ -182,7 +185,7 @@ TEST_F(PipelineParity, ZeroBubbleWithContextAndTensorRanks_IsBitEqualToOtherSche
         each->layout.degrees = degrees;
         each->layout.sequence_parallel = degrees[Axis::kData] == 2;
         each->layout.zero = degrees[Axis::kData] == 2 ? 1 : 0;
-        each->steps = 10;
+        each->steps = std::min<int64_t>(kSteps, 10);
       }
       ExpectSameBitsAsFirst({run, split});
     }
