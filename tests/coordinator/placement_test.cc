@@ -396,7 +396,7 @@ TEST(Placement, SmallGangs_CostAboutAsLittleAsPossible) {
   Rng rng(testing::TestSeed());
   double ours = 0, best = 0;
   int compared = 0;
-  for (int round = 0; round < testing::Cases(150); ++round) {
+  for (int round = 0; round < 150; ++round) {
     SlotIndex index = synthetic::RandomCluster(rng);
     WaitingJob job = synthetic::RandomMesh(rng);
     const auto placements = Place(index, job);
@@ -410,7 +410,7 @@ TEST(Placement, SmallGangs_CostAboutAsLittleAsPossible) {
     best += 1;
     ++compared;
   }
-  EXPECT_GT(compared, testing::Cases(50));
+  EXPECT_GT(compared, 50);
   EXPECT_LE(ours, 1.03 * best);
 }
 
@@ -418,7 +418,7 @@ TEST(SlotIndex, DomainsFollowTheWorkers) {
   Rng rng(testing::TestSeed());
   SlotIndex index;
   std::map<WorkerId, WorkerView> workers;
-  for (int round = 0; round < testing::Cases(1500); ++round) {
+  for (int round = 0; round < 1500; ++round) {
     const WorkerId id(absl::StrCat("w", rng.Below(8)));
     if (workers.contains(id) && rng.Chance(0.3)) {
       index.Remove(id);

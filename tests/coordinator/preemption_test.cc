@@ -309,7 +309,7 @@ bool FitsWithout(SlotIndex index, const std::vector<JobId>& gone, const WaitingJ
 TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
   Rng rng(testing::TestSeed());
   int preempted = 0, several = 0;
-  for (int round = 0; round < testing::Cases(3000); ++round) {
+  for (int round = 0; round < 3000; ++round) {
     Cluster cluster;
     std::vector<Slot> slots;
     const int workers = 1 + static_cast<int>(rng.Below(4));
@@ -358,8 +358,8 @@ TEST(Preemption, RandomClusters_NoMoreAreStoppedThanNeeded) {
           << "round " << round << ": " << id << " is stopped in vain";
     }
   }
-  EXPECT_GT(preempted, testing::Cases(100));
-  EXPECT_GT(several, testing::Cases(20));
+  EXPECT_GT(preempted, 100);
+  EXPECT_GT(several, 20);
 }
 
 // Workers of 12 slots for queues with guarantees: `owner`, whose jobs claim them, and two that
@@ -686,7 +686,7 @@ TEST(Elastic, TrafficOfASize_HasItsDataDegree) {
 // Nobody shrinks further than needed: with the next larger size of any, the job would not fit.
 TEST(Elastic, OnRandomClusters_NoneShrinksFurtherThanNeededAndNoneIsStoppedForNothing) {
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < testing::Cases(300); ++round) {
+  for (int round = 0; round < 300; ++round) {
     Cluster cluster;
     const int slots = 4 + static_cast<int>(rng.Below(12));
     cluster.AddWorker(slots);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
 #include "proto/time.h"
-#include "tests/support/sanitized.h"
 #include "tests/support/seed.h"
 
 namespace muster::coordinator {
@@ -172,7 +171,7 @@ TEST(Scheduler, SlotsOfDifferentWorkers_HoldAGangTogether) {
 // On random small clusters a gang starts exactly when enough whole groups fit on workers.
 TEST(Scheduler, GangOfGroups_StartsExactlyWhenItFits) {
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < testing::Cases(2000); ++round) {
+  for (int round = 0; round < 2000; ++round) {
     ClusterView cluster;
     int largest = 0;
     const int workers = 1 + static_cast<int>(rng.Below(4));
@@ -344,7 +343,7 @@ TEST(Scheduler, JobLargerThanTheCluster_SaysSoAndHoldsBackNone) {
 
 TEST(Scheduler, RandomClusters_GangsAreWholeDisjointAndOnTheFewestWorkers) {
   Rng rng(muster::testing::TestSeed());
-  for (int round = 0; round < testing::Cases(2000); ++round) {
+  for (int round = 0; round < 2000; ++round) {
     ClusterView cluster;
     const int workers = 1 + static_cast<int>(rng.Below(7));
     for (int i = 0; i < workers; ++i) {
@@ -402,7 +401,7 @@ TEST(SlotIndex, ChangesOneByOne_LeadToTheSameSums) {
   Rng rng(testing::TestSeed());
   SlotIndex index;
   std::map<WorkerId, WorkerView> workers;
-  for (int round = 0; round < testing::Cases(2000); ++round) {
+  for (int round = 0; round < 2000; ++round) {
     const WorkerId id(absl::StrCat("w", rng.Below(6)));
     const auto known = workers.find(id);
     if (known == workers.end()) {
@@ -486,7 +485,7 @@ TEST(Scheduler, EstimatedStart_IsWhenTheJobsInFrontHaveRun) {
 TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
   Rng rng(testing::TestSeed());
   int estimated = 0;
-  for (int round = 0; round < testing::Cases(300); ++round) {
+  for (int round = 0; round < 300; ++round) {
     State state;
     absl::Time now = absl::UnixEpoch();
     std::map<JobId, absl::Time> ends;
@@ -568,7 +567,7 @@ TEST(Scheduler, EstimatedStart_IsWhenPlansStartIt) {
       EXPECT_EQ(started, absl::InfiniteFuture()) << "round " << round;
     }
   }
-  EXPECT_GT(estimated, testing::Cases(50));
+  EXPECT_GT(estimated, 50);
 }
 
 TEST(Scheduler, ManyWorkersThatAreAway_AreNotAllNamed) {

@@ -279,7 +279,7 @@ TEST(SharedPlacement, Gang_TakesSharedDevicesUnlessOthersAreCloserTogether) {
 // A gang is placed exactly when there are enough devices with room, and never on one without.
 TEST(SharedPlacement, RandomClusters_AreFilledExactly) {
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < testing::Cases(300); ++round) {
+  for (int round = 0; round < 300; ++round) {
     SlotIndex index;
     int devices = 0;
     const int workers = 1 + static_cast<int>(rng.Below(4));

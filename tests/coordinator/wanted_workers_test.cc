@@ -14,7 +14,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/rng.h"
-#include "tests/support/sanitized.h"
 #include "tests/support/seed.h"
 #include "tests/support/status_matchers.h"
 
@@ -153,7 +152,7 @@ TEST(WantedWorkers, ABusyWorkerIsNeverScaledAway) {
   EXPECT_EQ(WantedWorkers(kGroup, {}, {Worker("muster-worker-gpu-1", 8, {"job"})}), 2);
   // Whatever else there is, and also above maxWorkers, which somebody has made smaller.
   Rng rng(testing::TestSeed());
-  for (int round = 0; round < testing::Cases(300); ++round) {
+  for (int round = 0; round < 300; ++round) {
     std::vector<JobView> jobs;
     int last = 0;
     for (uint64_t i = rng.Below(6); i > 0; --i) {

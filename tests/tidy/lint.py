@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 
+CONFIG = pathlib.Path(__file__).resolve().parents[2] / ".clang-tidy"
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 USING = re.compile(r"^[ \t]*using\s+[\w:]+::(\w+);", re.MULTILINE)
 # The first line of a definition that is indented by nothing: a type, or what has a name behind
@@ -45,7 +46,7 @@ class Source:
     def unused(self):
         """Names of using-declarations that the source does not mention again on their own."""
         return [name for name in USING.findall(self.code)
-                if len(re.findall(rf"(?<!::)\b{name}\b", self.code)) == 0]
+                if not re.search(rf"(?<!::)\b{name}\b", self.code)]
 
     def collides(self, other):
         return bool(self.defined & other.words or other.defined & self.words)
@@ -90,8 +91,8 @@ def tidy(options, folder, flags, sources):
             for source in sources:
                 together.write(f'#line 1 "{source.path}"\n{source.text}\n')
         path = together.name
-    run = subprocess.run([options.clang_tidy, "--quiet", f"--config-file={options.config}", path, "--",
-                          *flags[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    run = subprocess.run(["clang-tidy", "--quiet", f"--config-file={CONFIG}", path, "--", *flags[1:]],
+                         cwd=options.database, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if run.returncode == 0:
         return []
     if one:
@@ -102,14 +103,11 @@ def tidy(options, folder, flags, sources):
 
 
 def main():
-    root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--database", type=pathlib.Path, required=True,
                         help="the build tree whose compile_commands.json has the flags")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--together", type=int, default=12, help="so many sources at most are read as one")
-    parser.add_argument("--clang-tidy", default="clang-tidy")
-    parser.add_argument("--config", type=pathlib.Path, default=root / ".clang-tidy")
     options = parser.parse_args()
     flags = flags_of(options.database)
     paths = sorted({line.strip() for line in sys.stdin if line.strip()})
